@@ -1,12 +1,12 @@
-"""forge.jit(select="measured"): the executor of a call is the fastest one on tensors like the call's.
+"""forge.jit(select="measured"): give each call to the fastest executor, measured on tensors like the call's.
 
-Candidates are the implementations that accept a call (of Hub kernels all that do), and the fusion executors that would
-take it. A call is measured where one of them is neither a fusion executor's nor torch's own: between those two, what a
-call costs alone says little, since a region is worth what it saves together with the calls around it. A product with
-what follows it (forge/transforms/products.py) is a region of its own, and is measured against its parts. Each candidate
-runs as a program of that one call, compiled as though it had been chosen: with its gradient, where one flows through
-the call; a fusion executor's as one region, whether or not one call is worth a region. The others lose the call,
-with the times as the reason.
+Candidates are the implementations that accept a call (of Hub kernels, all that do) and the fusion executors that would
+take it. A call is measured if one of them is neither a fusion executor's nor torch's: between those two, the time of a
+single call says little, since a region pays by what it saves across its calls. A product with its consumers
+(forge/transforms/products.py) is a region by itself, and is measured against its parts. Each candidate runs as a
+program of that one call, compiled as if it had been selected: with its backward, if a gradient flows through the call;
+a fusion executor's as one region, even where a region of one call would not pay. The losing candidates are excluded
+from the call, with the times as the reason.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -44,8 +44,8 @@ from forge.support.machine import device_name, processor
 from forge.torch_internals.dispatch import disable_current_modes
 from forge.torch_internals.pytree import torch_pytree
 
-PARTS = "its parts"  # the candidate that nobody takes: the calls of its decomposition, each by who takes that
-_PATIENCE = 60.0  # seconds that one thread's measuring waits for another's
+PARTS = "its parts"  # the calls of the decomposition, each run by its own executor
+_PATIENCE = 60.0  # seconds that a thread waits for another thread's measurements
 _UNMEASURED = {
     Tag.RANDOM: "the call draws random numbers",
     Tag.EFFECT: "the call has an effect",
@@ -60,7 +60,7 @@ _measuring = new_lock()
 class CompiledCall(NamedTuple):
     """A compiled program of one call.
 
-    forward: returns the outputs; with a backward (outputs, saved tensors, saved numbers). backward: takes one list, of
+    forward: returns the outputs; with a backward, (outputs, saved tensors, saved numbers). backward: takes one list of
     the saved values and a gradient of each output that is `usual`.
     """
 
@@ -75,11 +75,11 @@ Build = Callable[[Trace, Sequence[Executor], Selection], CompiledCall]
 
 @dataclass
 class Measurement:
-    """The times of the candidates for calls that are alike.
+    """The times of the candidates for equivalent calls.
 
     operation: the symbol. arguments: their dtypes and shapes. gradients: whether the backward is part of it.
-    choice: the candidate that runs them. calls: how many they are. why_not: why nothing was measured, and the order
-    decided.
+    choice: the candidate that was selected. calls: the number of calls. why_not: why nothing was measured, so that the
+    order decided.
     """
 
     operation: str
@@ -115,7 +115,7 @@ class _NotMeasurable(Exception):
 
 
 class _Option(NamedTuple):
-    """One candidate for a call. candidate: None for the call's decomposition."""
+    """One candidate for a call; `candidate` is None for the call's decomposition."""
 
     name: str
     executor: Executor | None
@@ -123,7 +123,7 @@ class _Option(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """The executors excluded from a call. fusers: why all fusion executors are, including those of later tiers."""
+    """The executors excluded from a call. fusers: why all fusion executors, including later tiers', are excluded."""
 
     excluded: Excluded
     fusers: str | None = None
@@ -135,10 +135,10 @@ class _Decision(NamedTuple):
 
 
 class Autotuner:
-    """The selection for one program.
+    """Selection by measurement, for one program.
 
-    build: compiles a program of one call. about: the options that times depend on. found: the list that measurements go
-    to. on_disk: whether times are stored for other processes.
+    build: compiles a program of one call. about: the options that times depend on. found: the list to which
+    measurements are appended. on_disk: whether times are stored for other processes.
     """
 
     def __init__(self, build: Build, about: str, measurements: list[Measurement], *, on_disk: bool) -> None:
@@ -156,7 +156,7 @@ class Autotuner:
         active: Collection[str] = (),
         measured: BoundSymbol | None = None,
     ) -> Excluded:
-        """Return the executors excluded from a call; decided at the first query, which is before differentiation."""
+        """Return the executors excluded from a call; decided at the first query, which precedes differentiation."""
         if bound.symbol.op is not None or not _has_kernels(bound, executors):
             return {}
         metadata = [(each.name, key_of(each.shape), each.dtype) for each in tensors((bound.args, bound.kwargs))]
@@ -178,7 +178,7 @@ class Autotuner:
             products = [each.candidate for each in options if isinstance(each.candidate, ProductExecutor)]
             first = next(each.name for each in options if each.candidate not in products)
             self._measurements.append(Measurement(bound.symbol.id, "", bool(active), [], first, why_not=str(reason)))
-            return _Decision(dict.fromkeys(products, f"not measured: {reason}"))  # no order is better than the parts
+            return _Decision(dict.fromkeys(products, f"not measured: {reason}"))  # the parts are the default
         best = _fastest(timed)
         if about in self._alike:
             self._alike[about].calls += 1
@@ -204,7 +204,7 @@ class Autotuner:
         program = _Program(measured, active)
         about, lasting = self._key(program, executors, options)
         on_disk = self._on_disk and lasting
-        waited = _measuring.acquire(timeout=_PATIENCE)  # one at a time: who is measured alone is measured right
+        waited = _measuring.acquire(timeout=_PATIENCE)  # one at a time: others would distort it
         try:
             timed = autotune_store.read(about, on_disk=on_disk)
             if timed is None or [each.name for each in timed] != [each.name for each in options]:
@@ -216,9 +216,9 @@ class Autotuner:
         return about, timed, program.arguments
 
     def _key(self, program: "_Program", executors: Sequence[Executor], options: list[_Option]) -> tuple[str, bool]:
-        """Return all that decides the times, and whether another process that finds the same would measure the same."""
+        """Return the key that times depend on, and whether it is the same in another process."""
         identities = [_identity(each) for each in options]
-        fusers = [_identity_of(each) for each in executors if isinstance(each, FusionExecutor)]  # for what is inside
+        fusers = [_identity_of(each) for each in executors if isinstance(each, FusionExecutor)]  # for the parts
         where = [processor(), torch.get_num_threads(), *sorted({device_name(m.device) for m in program.metas})]
         parts = (*verifier_versions(), *where, *settings(), self._about, *program.words, identities, fusers)
         return repr(parts), all(lasting for _, lasting in [*identities, *fusers])
@@ -226,7 +226,7 @@ class Autotuner:
     def _measure(
         self, program: "_Program", symbol: Symbol, executors: Sequence[Executor], options: list[_Option]
     ) -> list[CandidateTime]:
-        """Return the times; a candidate that fails is dropped. Raises _NotMeasurable where memory runs out, or timing
+        """Return the times; a candidate that fails is dropped. Raises _NotMeasurable if memory runs out or timing
         fails."""
         progress.expect(1)
         runs: dict[str, Callable[[], Any]] = {}
@@ -237,9 +237,9 @@ class Autotuner:
                 for index, option in enumerate(options):
                     try:
                         runs[option.name] = self._run_of(program, symbol, executors, options, index, inputs)
-                    except (MemoryError, torch.OutOfMemoryError):  # of the machine's doing, now
+                    except (MemoryError, torch.OutOfMemoryError):  # the machine's fault, not the candidate's
                         raise
-                    except Exception as error:  # of the candidate's own code
+                    except Exception as error:  # the candidate's fault
                         dropped[option.name] = str(error) if isinstance(error, _NotMeasurable) else in_one_line(error)
                 seconds = timing.time_candidates(runs, inputs[0].device) if len(runs) > 1 else {}
         except Exception as error:
@@ -257,7 +257,7 @@ class Autotuner:
         place: int,
         inputs: list[Any],
     ) -> Callable[[], Any]:
-        """Return the candidate as it would run, after one correct run. Raises _NotMeasurable where it is not
+        """Return the candidate's run function, after one correct run. Raises _NotMeasurable if the result is not
         correct."""
         option = options[place]
         others = {each.candidate: "it is not its turn" for each in options[:place] if each.candidate is not None}
@@ -288,9 +288,9 @@ def _forward_and_backward(
 
 
 class _Program:
-    """A program that is one call like one of a trace's: a symbolic size is what it is in this run.
+    """A program of one call like one of a trace's; symbolic sizes have their values of this run.
 
-    Raises _NotMeasurable for a call that cannot be made alone.
+    Raises _NotMeasurable for a call that cannot run by itself.
     """
 
     def __init__(self, bound: BoundSymbol, active: Collection[str]) -> None:
@@ -337,7 +337,7 @@ class _Program:
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             output = self.symbol(*args, **kwargs)
-        except Exception as error:  # a body that asks for what is around the call
+        except Exception as error:  # a body that depends on the call's context
             raise _NotMeasurable(f"it cannot be compiled alone: {in_one_line(error)}") from error
         if [bound.symbol for bound in self.trace.bound_symbols] != [self.symbol]:
             raise _NotMeasurable("it does nothing")
@@ -349,7 +349,7 @@ class _Program:
         return ", ".join(map(_describe_tensor, self.metas))
 
     def inputs(self) -> list[torch.Tensor]:
-        """Tensors like the call's: random floats, and zeros where they may be an index."""
+        """Return tensors like the call's: random floats, and zeros where they may be indices."""
         return [with_strides(random_values(meta), meta.strides) for meta in self.metas]
 
     def check(self, outputs: Any, gradients: Any) -> None:
@@ -368,7 +368,7 @@ class _Program:
 
 
 class ForcedFusion(FusionExecutor):
-    """A fusion executor that makes a region of every call it takes, even of one alone."""
+    """A fusion executor that makes a region of every call it accepts, even of a single one."""
 
     def __init__(self, fuser: FusionExecutor) -> None:
         super().__init__(fuser.name)
@@ -394,7 +394,7 @@ def _describe_tensor(value: Any) -> str:
 
 
 def random_values(meta: Meta) -> torch.Tensor:
-    """Random floats, and zeros where they may be an index."""
+    """Return random floats, and zeros where the values may be indices."""
     if meta.dtype.is_floating_point or meta.dtype.is_complex:
         values = torch.rand(meta.shape, device=meta.device)
         return values.to(meta.dtype)
@@ -406,15 +406,15 @@ def _tag_names(tags: Collection[Tag]) -> list[str]:
 
 
 def _has_kernels(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
-    """Return whether an executor other than torch and the fusion executors may take a call, or it is a product with
-    what follows it."""
+    """Return whether an executor other than torch and the fusion executors may take a call, or whether the call is a
+    product with its consumers."""
     others = [each for each in operators_of(executors) if each not in _torchs]
     products = [each for each in executors if isinstance(each, ProductExecutor)]
     return any(each.candidates(bound.symbol) for each in others) or any(each.can_fuse(bound) for each in products)
 
 
 def _gains_with_neighbours(executor: Executor | None) -> bool:
-    """Return whether an executor's regions have several calls, so that the time of one says little."""
+    """Return whether an executor's regions have several calls, so that the time of a single call says little."""
     return isinstance(executor, FusionExecutor) and not isinstance(executor, ProductExecutor)
 
 
@@ -437,7 +437,7 @@ def _options(bound: BoundSymbol, executors: Sequence[Executor]) -> list[_Option]
 
 
 def _with_unique_names(options: list[_Option]) -> list[_Option]:
-    """Return the options with unique names: two repositories may have kernels of one name."""
+    """Return the options with unique names: kernels of two repositories may share one."""
     totals: dict[str, int] = {}
     for option in options:
         totals[option.name] = totals.get(option.name, 0) + 1
@@ -451,7 +451,7 @@ def _with_unique_names(options: list[_Option]) -> list[_Option]:
 
 
 def _check_claims(claims: Sequence[Claim], option: _Option) -> None:
-    """Raise _NotMeasurable, with the reason, where another executor runs the call."""
+    """Raise _NotMeasurable, with the reason, if another executor runs the call."""
     name = getattr(option.candidate, "name", None) or getattr(option.executor, "name", PARTS)
     if any(claim.executor == name for claim in claims):
         return
@@ -462,7 +462,7 @@ def _check_claims(claims: Sequence[Claim], option: _Option) -> None:
 
 
 def _fastest(timed: list[CandidateTime]) -> int:
-    """Its place; where nothing was timed, that of the first that was not dropped."""
+    """Return the index of the fastest candidate; without times, that of the first that was not dropped."""
     if any(each.seconds is not None for each in timed):
         return min((each.seconds, index) for index, each in enumerate(timed) if each.seconds is not None)[1]
     return next((index for index, each in enumerate(timed) if each.reason is None), 0)
@@ -491,7 +491,7 @@ def _is_symbolic(bound: BoundSymbol) -> bool:
 
 
 def _identity(option: _Option) -> tuple[str, bool]:
-    """Return all that a candidate's time depends on, and whether another process would find the same."""
+    """Return the key that a candidate's time depends on, and whether it is the same in another process."""
     executor, candidate = option.executor, option.candidate
     if executor is None:
         return PARTS, True

@@ -11,14 +11,14 @@ from forge.support import owner_only_store
 from forge.support.owner_only_store import user_cache
 
 FORMAT = b"forge times 1\n"
-SIZE = 1 << 24  # bytes of all files
+SIZE = 1 << 24  # total bytes of all files
 _memo: BoundedDict = BoundedDict(10_000)
 _noticed: set[str] = set()
 _log = logging.getLogger("forge.select")
 
 
 class CandidateTime(NamedTuple):
-    """The time of one candidate. seconds: of one call; None where it was dropped, for `reason`."""
+    """The time of one candidate. seconds: per call; None if it was dropped, for `reason`."""
 
     name: str
     seconds: float | None
@@ -31,8 +31,8 @@ def folder() -> Path:
 
 
 def read(about: str, *, on_disk: bool) -> list[CandidateTime] | None:
-    """Return the measured times of candidates, in their order; None if nothing was measured. about: all that decides
-    the choice."""
+    """Return the measured times of candidates, in their order; None if nothing was measured. about: the key that the
+    times depend on."""
     times = _memo.get(about)
     if times is None and on_disk:
         times = _read(_path(about), about)
@@ -42,7 +42,7 @@ def read(about: str, *, on_disk: bool) -> list[CandidateTime] | None:
 
 
 def write(about: str, timed: list[CandidateTime], *, on_disk: bool) -> None:
-    """Write the measured times; a folder that cannot be written to costs a notice."""
+    """Write the measured times; an unwritable folder only causes a notice."""
     _memo[about] = timed
     if not on_disk:
         return
@@ -68,7 +68,7 @@ def _read(path: Path, about: str) -> list[CandidateTime] | None:
 
 
 def _parse(body: bytes, about: str) -> list[CandidateTime]:
-    """Return the times of these bytes. Raises UntrustedFile for anything but what was written for this."""
+    """Parse the bytes of a file of times. Raises UntrustedFile unless `write` wrote them for this key."""
     try:
         data = json.loads(body)
         timed = [CandidateTime(str(name), seconds, reason) for name, seconds, reason in data["timed"]]
@@ -81,7 +81,7 @@ def _parse(body: bytes, about: str) -> list[CandidateTime]:
 
 
 def _notice(text: str) -> None:
-    """Say a thing once in a process."""
+    """Log a message once per process."""
     if text not in _noticed:
         _noticed.add(text)
         _log.warning("forge: %s", text)

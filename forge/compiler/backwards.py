@@ -1,4 +1,4 @@
-"""The backwards of a program, each compiled when it is first needed: for the outputs that have a gradient then."""
+"""The backwards of a program, each compiled on first use for the outputs that have a gradient then."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,19 +21,19 @@ from forge.transforms.grad import Joint, without_gradients
 from forge.transforms.lifetimes import read_positions
 from forge.transforms.split import Split, backward_of_saved, leaf_calls, seeds_of
 
-Missing = frozenset[tuple[int, int]]  # (the place of the graph of an opaque call, the argument) whose gradient is None
+Missing = frozenset[tuple[int, int]]  # (index of an opaque call's graph, argument) of each gradient that is None
 CompileProgram = Callable[[Trace, Config], tuple[Callable[..., Any], Trace, CompileReport]]
 
 
 class BackwardCompiler:
-    """Compiles the backwards of one program (forge.runtime.plan.Backwards).
+    """Compiler of the backwards of one program (forge.runtime.plan.Backwards).
 
-    compile_program: compiles a differentiable backward as a program of its own. buckets: the gradients that leave a
+    compile_program: compiles a differentiable backward as a separate program. buckets: the gradients that leave a
     backward together.
     """
 
     def __init__(self, context: Context, compile_program: CompileProgram, buckets: Buckets) -> None:
-        self._context = context.without_results()  # its stages, the report alone keeps alive
+        self._context = context.without_results()  # only the report keeps its stages alive
         self._config = context.config
         self._derivative = context.derivative
         self._compile_program = compile_program
@@ -45,7 +45,7 @@ class BackwardCompiler:
 
     @property
     def usual(self) -> tuple[bool, ...]:
-        """The outputs that most likely get a gradient: the losses, where there are some among others."""
+        """The outputs most likely to get a gradient: the losses, if some outputs are losses."""
         outputs, flowing = self._derivative.outputs, self._derivative.flowing
         losses = [i for i in flowing if outputs[i].ndim == 0] or flowing
         return tuple([i in losses for i in range(len(outputs))])
@@ -57,8 +57,8 @@ class BackwardCompiler:
             return self._compile(self.usual, (), context)
 
     def compile(self, present: tuple[Any, ...], *, batched: bool = False) -> GeneratedFunction:
-        """Return the backward of the outputs that are `present`, and with the gradients of opaque calls that are None
-        after these; `batched`: by torch's own functions alone."""
+        """Return the backward of the outputs that are `present`, without the gradients of opaque calls that are None
+        for these; `batched`: by torch's own functions alone."""
         outputs, report = self._derivative.outputs, self._context.report
         mask, missing = present[: len(outputs)], present[len(outputs) :]
         config = self._config.in_torch() if batched else self._config
@@ -88,7 +88,7 @@ class BackwardCompiler:
         assert context.layouts is not None
         layouts = context.layouts.copy()
         for saved, value in zip(parts.saved_tensors, parts.forward.output[1], strict=True):
-            if value.name != saved.name:  # a copy, which has no gaps between its elements
+            if value.name != saved.name:  # a copy, which is dense
                 layouts.replace(saved, value.name)
         for gradient, output in zip(trace.inputs[-len(outputs) :], outputs, strict=True):
             layouts.add(gradient, like=output)
@@ -109,7 +109,7 @@ class BackwardCompiler:
         return function._replace(read=read), own
 
     def compile_differentiable(self, key: tuple[Any, ...]) -> DifferentiableBackward:
-        """Return the backward as a program of the inputs, compiled as one. key: see forge.runtime.plan.Backwards."""
+        """Return the backward compiled as a program of the inputs. key: see forge.runtime.plan.Backwards."""
         (present, recorded, special), missing = key[:3], key[3:]
         derived, report = self._derivative, self._context.report
         trace, config = derived.trace, self._config.in_torch() if special else self._config
@@ -153,7 +153,7 @@ class BackwardCompiler:
 
 
 def _without_unreached(joint: Joint, parts: Split, missing: Sequence[Missing]) -> Joint:
-    """Return the joint program without the gradients of opaque calls that are None, where there are some."""
+    """Return the joint program without the gradients of opaque calls that are None, if there are any."""
     if not missing:
         return joint
     graphs = {parts.saved_numbers[place].name: place for place, _ in missing[0]}
@@ -168,7 +168,7 @@ def _without_unreached(joint: Joint, parts: Split, missing: Sequence[Missing]) -
 
 
 def _unreached_results(parts: Split, missing: Sequence[Missing]) -> Mapping[str, list[int]]:
-    """Return, by the names of opaque calls' results, the places of the arguments whose gradients are None."""
+    """Return, by the name of each opaque call's result, the indices of the arguments whose gradients are None."""
     result: dict[str, list[int]] = {}
     places = {each.name: place for place, each in enumerate(parts.saved_numbers)}
     for bound in leaf_calls(parts.forward.bound_symbols) if missing else ():
@@ -184,7 +184,7 @@ def _sources(
 ) -> Sources:
     """Return the sources of the inputs that a differentiable backward may read. reached: the inputs that have a
     gradient."""
-    saved = {proxy.name: index for index, proxy in enumerate(parts.forward.output[1])}  # a copy has no history
+    saved = {proxy.name: index for index, proxy in enumerate(parts.forward.output[1])}  # a copy has no autograd history
     read = readable_inputs(trace, names(outputs))
     sources = Sources({}, [], [], [], [])
     for position, proxy in enumerate(trace.inputs):

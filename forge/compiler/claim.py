@@ -1,7 +1,7 @@
-"""The claim pass: every call of a trace is assigned to an executor, at the highest level first.
+"""The claim pass: assign every call of a trace to an executor, trying the highest level first.
 
-The choice is made here too for passes before it, such as gradients, which need to know who will run a call. The fusion
-pass (forge/compiler/fusion.py) makes regions of the calls that fusion executors claim.
+Earlier passes that depend on the executor of a call, such as gradients, query the same choice here. The fusion pass
+(forge/compiler/fusion.py) forms regions of the calls that fusion executors claim.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ from forge.transforms.products import ProductSymbol
 
 Reasons = list[tuple[str, str]]
 Candidate = Implementation | FusionExecutor
-Excluded = Mapping[Candidate, str]  # why candidates do not get a call that they would take
+Excluded = Mapping[Candidate, str]  # why candidates do not get a call that they accept
 _NONE_EXCLUDED: Excluded = MappingProxyType({})
 
 
@@ -50,8 +50,8 @@ class Selection(Protocol):
         active: Collection[str] = (),
         measured: BoundSymbol | None = None,
     ) -> Excluded:
-        """active: the arguments that a gradient flows to, where the call is to be differentiated. measured: a call that
-        consists of the call and of others, to be measured in its place."""
+        """Return the excluded candidates. active: the arguments that a gradient flows to, if the call will be
+        differentiated. measured: a composite of the call and others, measured in its place."""
 
 
 def in_order(
@@ -60,7 +60,7 @@ def in_order(
     active: Collection[str] = (),
     measured: BoundSymbol | None = None,
 ) -> Excluded:
-    """Exclude no executor, so that the first one that takes a call gets it."""
+    """Exclude no executor, so that the first one that accepts a call gets it."""
     return _NONE_EXCLUDED
 
 
@@ -69,8 +69,8 @@ class Claim:
     """The executor that runs one call, and the reasons of those that declined it. It refers to the call by name, not by
     object: a program's claims live as long as the program.
 
-    results: the metadata of `outputs`, in words. region: the fused region of the final trace that runs it with others.
-    fallback: what runs it where that fails.
+    results: the metadata of `outputs`, in words. region: the fused region of the final trace that contains the call.
+    fallback: the executor that runs it if the region fails.
     """
 
     operation: str
@@ -105,7 +105,7 @@ class Claim:
 
 @dataclass(slots=True)
 class ClaimedCall:
-    """A call of the program and the executors' calls that run it; `fuser` takes it into a region, where one pays."""
+    """A call of the program and the executors' calls that run it; `fuser` takes it into a region, if one pays."""
 
     bound: BoundSymbol
     fuser: FusionExecutor | None
@@ -119,7 +119,7 @@ def claim_calls(
     trace: Trace, executors: Sequence[Executor], earlier: Mapping[str, Reasons], select: Selection
 ) -> tuple[Trace, list[ClaimedCall]]:
     """Return the trace with every call replaced by operator executors' calls, and the claimed calls, each with the
-    fusion executor that takes it into a region."""
+    fusion executor that may take it into a region."""
     new = trace.derive("claim")
     walker = _ClaimPass(executors, new, select)
     with recording(new, clang.language):
@@ -133,7 +133,7 @@ def claim_calls(
 def choose(
     bound: BoundSymbol, executors: Sequence[Executor], declined: Reasons, excluded: Excluded = _NONE_EXCLUDED
 ) -> tuple[Executor, Implementation] | None:
-    """Return the first executor that accepts a call as it stands; the others' reasons go to `declined`."""
+    """Return the first executor that accepts a call as it stands; the others' reasons are added to `declined`."""
     for executor in operators_of(executors):
         implementation = _find_implementation(bound, executor, declined, excluded)
         if implementation is not None:
@@ -142,8 +142,8 @@ def choose(
 
 
 def runs_in_torch(bound: BoundSymbol, executors: Sequence[Executor]) -> bool:
-    """Return whether the torch executor is the first that accepts a call, or what it calls where nobody does; one that
-    gives way, as torch does, is not counted."""
+    """Return whether the torch executor is the first to accept a call, or its decomposition where no executor accepts
+    the call; low-priority executors, of which torch is one, are not counted."""
     candidate = choose(bound, executors, [])
     if candidate is None:
         return bool(bound.subsymbols) and all(runs_in_torch(sub, executors) for sub in bound.subsymbols)
@@ -156,10 +156,10 @@ def note_declined(declined: dict[str, Reasons], bound: BoundSymbol, reasons: Rea
 
 
 def chooser(executors: Sequence[Executor], declined: dict[str, Reasons], select: Selection = in_order) -> Choose:
-    """Return the choice between an operation's own gradient and its decomposition's, by the executor that will claim a
-    call; an opaque call has its own rule.
+    """Return the choice between an operation's own gradient and its decomposition's, by the executor that will claim
+    the call; an opaque call has its own rule.
 
-    Why others declined is kept in `declined`, by output name: the call may be taken apart before it is claimed.
+    `declined` records by output name why executors declined: the call may be decomposed before it is claimed.
     """
     any_fuses_decompositions = any(isinstance(each, FusionExecutor) and each.fuses_decompositions for each in executors)
 
@@ -190,11 +190,11 @@ class _ClaimPass:
         self.claimed: list[ClaimedCall] = []
 
     def visit(self, bound: BoundSymbol, executors: Sequence[Executor], inherited: Reasons, level: int) -> None:
-        """Ask the executors for a call, and for its parts where none takes it."""
+        """Assign a call to an executor, or its decomposition where none accepts it."""
         declined = list(inherited)
         if Tag.NO_FUSE in bound.tags:
             executors = operators_of(executors)
-        if bound.symbol.op is not None:  # an executor's operator already, or an opaque call
+        if bound.symbol.op is not None:  # already an executor's operator, or an opaque call
             fuser = _fuser_before(bound.symbol.executor, executors)
             claim = Claim.of(bound, _runner(bound), declined, level)
             if fuser is not None and fusible(bound, fuser, declined):
@@ -229,7 +229,7 @@ class _ClaimPass:
     def _mark(
         self, bound: BoundSymbol, fuser: FusionExecutor, others: Sequence[Executor], declined: Reasons, level: int
     ) -> None:
-        """Claim the call for a fusion executor; the `others` run it where it is in no region."""
+        """Claim the call for a fusion executor; the `others` run it outside of regions."""
         fallback = _ClaimPass(operators_of(others), self.new, self.select)
         fallback.visit(bound, fallback.executors, declined, level)
         calls = [call for each in fallback.claimed for call in each.calls]
@@ -248,13 +248,13 @@ def _fuser_before(executor: Executor | None, executors: Sequence[Executor]) -> F
 def fusible(
     bound: BoundSymbol, executor: FusionExecutor, declined: Reasons, excluded: Excluded = _NONE_EXCLUDED
 ) -> list[BoundSymbol]:
-    """Return the call, or the parts of it that do what it does, all of which the executor can fuse; none otherwise."""
+    """Return the call, or an equivalent list of its subcalls, if the executor can fuse all of them; else nothing."""
     if executor in excluded:
         declined.append((executor.name, excluded[executor]))
         return []
     if Tag.NO_FUSE in bound.all_tags:
         return []
-    if isinstance(executor, ProductExecutor) and not isinstance(bound.symbol, ProductSymbol):  # that is no news
+    if isinstance(executor, ProductExecutor) and not isinstance(bound.symbol, ProductSymbol):  # without a reason
         return []
     try:
         decision = call_checker(executor.can_fuse, bound)
@@ -283,7 +283,7 @@ def is_fused(bound: BoundSymbol, executors: Sequence[Executor], select: Selectio
 def first_fuser(
     bound: BoundSymbol, executors: Sequence[Executor], excluded: Excluded = _NONE_EXCLUDED
 ) -> FusionExecutor | None:
-    """Return the fusion executor that takes a call, or all parts of it, before another executor does."""
+    """Return the fusion executor that takes a call, or all its parts, before another executor does."""
     for executor in executors:
         if isinstance(executor, FusionExecutor):
             if fusible(bound, executor, [], excluded):
@@ -312,7 +312,7 @@ def _find_implementation(
 
 
 def _blame(error: Exception, executor: str, what: str, bound: BoundSymbol) -> None:
-    """Add a note that says whose function raised, and for which call."""
+    """Add a note to the exception that names the executor's function that raised, and the call."""
     error.add_note(f"raised by executor {executor}: its {what}, for {call_in_words(bound)}")
 
 
@@ -327,7 +327,7 @@ def _no_executor_message(bound: BoundSymbol, executors: Sequence[Executor], decl
 
 
 def _runner(bound: BoundSymbol) -> str:
-    """Return the name of the executor of a call that is claimed already."""
+    """Return the name of the executor of a call that is already claimed."""
     symbol = bound.symbol
     if symbol.executor is not None:
         name: str = symbol.executor.name
@@ -336,7 +336,7 @@ def _runner(bound: BoundSymbol) -> str:
 
 
 def _calls_of(bound: BoundSymbol, implementation: Implementation, name: str, new: Trace) -> list[BoundSymbol]:
-    """Return the executor's calls that run a call by an implementation. Raises ValueError or TypeError where it
+    """Return the executor's calls that run a call by an implementation. Raises ValueError or TypeError if it
     cannot."""
     if implementation.execution_transform is None:
         operator = implementation.op

@@ -1,4 +1,4 @@
-"""The collectives of a trace: what each sends, where it starts and is awaited, and what runs meanwhile."""
+"""The collectives of a trace: what each sends, where it starts and is awaited, and which calls overlap with it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ _OPERATIONS: Mapping[Symbol, str] = {
     prims.unshard: "all_gather",
     prims.reduce_to_shard: "reduce_scatter",
 }
-_SYNCHRONOUS = frozenset({prims.unshard, prims.reduce_to_shard})  # awaited by the call itself
-_HOPS = {"all_reduce": 2}  # of a ring: a reduce-scatter and an all-gather; others have one
+_SYNCHRONOUS = frozenset({prims.unshard, prims.reduce_to_shard})  # the call itself waits
+_HOPS = {"all_reduce": 2}  # of a ring: a reduce-scatter and an all-gather; other operations take one
 
 
 class Collective(NamedTuple):
@@ -34,10 +34,10 @@ class Collective(NamedTuple):
         group: The name under which torch knows the process group.
         group_size: The number of its processes; None where this process does not know the group.
         tensors: The number of tensors that are sent together.
-        bytes: Of the wholes: all that is gathered, or what is reduced, scattered or exchanged.
+        Bytes of the full tensors: all that is gathered, or what is reduced, scattered or exchanged.
         start: The position of the call that starts it in the trace.
         wait: The position of the call that waits for it; `start` if that is the same call, None if no call waits.
-        overlap: The names of the calls that compute while the message is on its way.
+        The names of the calls that compute while the message is in flight.
         source: The user's line, or None.
     """
 
@@ -63,25 +63,25 @@ class Collective(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Return the steps of that algorithm, one after the other."""
+        """Return the number of steps of that algorithm."""
         return _HOPS.get(self.operation, 1) * ((self.group_size or 1) - 1)
 
 
 def communicates(bound: BoundSymbol) -> bool:
-    """Return whether a call sends a message, or waits for one."""
+    """Return whether a call starts a message or waits for one."""
     if not MESSAGE_TAGS.isdisjoint(bound.symbol.tags):
         return True
     return any(call.symbol in _OPERATIONS or call.symbol is prims.wait_tensor for call in innermost(bound))
 
 
 def computes(bound: BoundSymbol) -> bool:
-    """Return whether a call does more than to communicate, to view a tensor, or to end the lifetime of one."""
+    """Return whether a call does more than communicate, view a tensor, or end a lifetime."""
     return bound.symbol not in STATEMENTS and not communicates(bound) and not is_view(bound)
 
 
 def collectives_of(trace: Trace) -> list[Collective]:
-    """Return the collectives of a trace that runs, in the order in which they start."""
-    waits: dict[str, int] = {}  # by the name of what is awaited
+    """Return the collectives of an executable trace, in the order in which they start."""
+    waits: dict[str, int] = {}  # by the name of the awaited value
     for position, bound in enumerate(trace.bound_symbols):
         for name in _awaited(bound):
             waits.setdefault(name, position)
@@ -114,7 +114,7 @@ def _started(start: int, bound: BoundSymbol, waits: Mapping[str, int]) -> Iterat
         _, lengths, _, _, (size, group, replicas) = bound.args
         started, gathers = tensors(bound.output), bound.symbol is start_unshard
         payload = [x for x, length in zip(started, lengths, strict=True) if not gathers or length is not None]
-        whole = sum(map(bytes_of, payload)) * (1 if gathers else size)  # what a reduction fills is a part of it
+        whole = sum(map(bytes_of, payload)) * (1 if gathers else size)  # a reduction's output is only a part of it
         operation, wait = "all_gather" if gathers else "reduce_scatter", waits.get(started[0].name)
         yield operation, group, size, len(started), whole, wait
         if replicas is not None and not gathers:

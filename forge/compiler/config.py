@@ -23,7 +23,7 @@ from forge.transforms.makers import is_view
 from forge.transforms.unshards import is_unshard, reshards
 from forge.transforms.users import Transform
 
-_ROW = 32  # elements, from which on a reduction is saved
+_ROW = 32  # the fewest elements of a row for which a reduction is saved
 
 
 class Comparison(Protocol):
@@ -34,7 +34,7 @@ class Comparison(Protocol):
     def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None: ...
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the generated function of `trace`, run after the reference."""
+        """Wrap the generated function of `trace` to run after the reference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Config:
     """The resolved options of compilation, the same for all programs of a jitted function.
 
     Attributes:
-        executors: asked in this order.
+        executors: in order of priority.
         transforms: the user's.
         strict: a region that fails raises.
         memory: "speed", "balanced" or "smallest".
@@ -51,7 +51,7 @@ class Config:
         select: "order" or "measured"; selection: which candidates lose a call that they would take.
         checks: a check is on, under which a region that fails raises, too.
         comparison: instruments each claimed trace.
-        codegen: gives the function of a final trace, and the trace whose text it is; None for the trace's own.
+        codegen: returns the function of a final trace, and the trace of its source; None for the trace's own.
     """
 
     executors: tuple[Executor, ...]
@@ -75,7 +75,7 @@ class Config:
 
     @property
     def operator_executors(self) -> list[OperatorExecutor]:
-        """The executors that run single calls: what runs once is not worth a region."""
+        """The executors that run single calls; code that runs once is not worth a region."""
         return operators_of(self.executors)
 
     @property
@@ -85,29 +85,29 @@ class Config:
 
     @property
     def product_executors(self) -> list[ProductExecutor]:
-        """The executors of matrix products with what follows them; none but under select="measured"."""
+        """The executors of matrix products with their consumers; only under select="measured"."""
         return [each for each in self.executors if isinstance(each, ProductExecutor)]
 
     @property
     def is_plain(self) -> bool:
-        """True if programs run as they are generated: neither compared with a reference nor edited by a user."""
+        """True if programs run as generated: neither compared with a reference nor edited by a user."""
         return self.comparison is None and self.codegen is None
 
     def prepare(self) -> None:
-        """Have the fusion executors begin what takes long and depends on no program."""
+        """Have the fusion executors start slow work that depends on no program."""
         for each in self.fusion_executors:
             each.prepare()
 
     @property
     def has_second_tier(self) -> bool:
-        """True if a fusion executor can compile larger regions later. Under CUDA graphs calls cost next to nothing."""
+        """True if a fusion executor can compile larger regions later. CUDA graphs have little call overhead."""
         if self.cuda_graphs is True or not self.is_plain:
             return False
         return any(each.second_tier() is not None for each in self.fusion_executors)
 
     @property
     def may_record_later(self) -> bool:
-        """True if a program that is seen to make its GPU wait is recorded as CUDA graphs."""
+        """True if a program that leaves its GPU idle may be recorded as CUDA graphs later."""
         return self.cuda_graphs == "auto" and self.is_plain
 
     def with_cuda_graphs(self) -> "Config":
@@ -121,13 +121,13 @@ class Config:
         return self.replace(executors=tuple(executors))
 
     def is_ready(self) -> Decision:
-        """Return whether all regions that the fusion executors have compiled can be called; Declined where one never
+        """Return whether all regions that the fusion executors have compiled can be called; Declined if one never
         can."""
         decisions = [each.is_ready() for each in self.fusion_executors]
         return next((each for each in decisions if isinstance(each, Declined)), all(decisions))
 
     def in_torch(self) -> "Config":
-        """Return the config of torch's own functions alone, which run on whatever torch calls a tensor."""
+        """Return the config for torch's own functions alone, which accept any tensor subclass."""
         return self._as_generated(executors=(torchex,))
 
     def for_single_call(self, executors: Collection[Executor], selection: Selection) -> "Config":
@@ -139,13 +139,13 @@ class Config:
         return self._as_generated(executors=tuple(executors), selection=in_order)
 
     def _as_generated(self, **changes: Any) -> "Config":
-        """Return the config of programs that run as they are generated, with other changes."""
+        """Return the config of programs that run as generated, with other changes."""
         return self.replace(
             cuda_graphs=False, records_graphs=False, comparison=None, codegen=None, checks=False, **changes
         )
 
     def can_recompute(self, bound: BoundSymbol) -> bool:
-        """Return whether a backward may run a call of the forward again, rather than read what it saved."""
+        """Return whether a backward may recompute a call of the forward rather than read its saved result."""
         if is_unshard(bound) and reshards(bound) is not None:
             return bool(reshards(bound))
         if self.memory in ("speed", "smallest"):
@@ -153,7 +153,7 @@ class Config:
         return is_unshard(bound) or (self.is_fused(bound) and not _reduces_rows_on_cpu(bound))
 
     def can_split(self, bound: BoundSymbol) -> bool:
-        """Return whether a call of the forward may be parted into one that runs again and one that does not."""
+        """Return whether a call of the forward may be split into a recomputed part and a saved one."""
         return self.memory != "speed" and self.is_fused(bound)
 
     def is_fused(self, bound: BoundSymbol) -> bool:
@@ -162,8 +162,8 @@ class Config:
 
 
 def _reduces_rows_on_cpu(bound: BoundSymbol) -> bool:
-    """Return whether a call reads far more than what it gives, on a processor, where to read all again takes longer
-    than to save so little."""
+    """Return whether a call reduces long rows on a CPU, where reading its input again costs more than saving the
+    small result."""
     outputs = tensors(bound.output)
     if is_view(bound) or not outputs or any(x.device.type != "cpu" for x in outputs):
         return False

@@ -24,7 +24,7 @@ from forge.transforms.split import Split, leaf_calls
 
 
 class Kind(Enum):
-    """The traces that go through the pipeline."""
+    """The kinds of traces that go through the pipeline."""
 
     PROGRAM = "a captured program"
     CALL = "one call, compiled to be measured"
@@ -36,13 +36,13 @@ class Kind(Enum):
 
 
 class Form(IntEnum):
-    """The stages of lowering: the calls that a trace consists of between two passes."""
+    """The stages of lowering: the kind of calls in a trace between two passes."""
 
     TORCH = 0  # torch's functions, of a program that may be differentiated
-    JOINT = 1  # the same, with gradient rules run where gradients flow
-    PROGRAM = 2  # one function to lower: a forward that saves, a backward, or a program without gradients
+    JOINT = 1  # the same, after the gradient rules
+    PROGRAM = 2  # one function to lower: a forward with saved values, a backward, or a program without gradients
     CLAIMED = 3  # calls of executors
-    FUSED = 4  # the same, those of a region as one call
+    FUSED = 4  # the same, with each region as one call
     CODE = 5  # the same, with a generated function
 
 
@@ -50,9 +50,9 @@ class Form(IntEnum):
 class Derivative:
     """A differentiated program.
 
-    trace: the program before it was differentiated. joint: it, with the runs of its gradient rules. flowing: the
-    outputs through which gradients flow, by position. backward: from all of these to the inputs. copied, unread: see
-    transforms.split.backward_of. forward_calls: those that must not run again. parts, epilogue: set when it is split.
+    trace: the program before differentiation. joint: the program with its gradient rules run. flowing: the indices of
+    the outputs through which gradients flow. backward: from all of these to the inputs. copied, unread: see
+    transforms.split.backward_of. forward_calls: the calls that must not be recomputed. parts, epilogue: set by `split`.
     """
 
     trace: Trace
@@ -94,37 +94,37 @@ class Buckets:
 
     @property
     def are_sent(self) -> bool:
-        """True if a backward gives gradients in buckets."""
+        """True if a backward returns gradients in buckets."""
         return self.limit is not None if self.positions is None else bool(self.positions)
 
 
 @dataclass(kw_only=True)
 class Context:
-    """The state of one trace in the pipeline: what passes know beside its calls, and what they leave for later passes.
+    """The state of one trace in the pipeline: inputs of the passes beside the trace, and results for later passes.
 
     Attributes:
         kind: The part of a program that the trace is.
         config: The config of the program.
         program: The captured program that the trace belongs to.
-        report_of: Refers to the report of the program, which nothing that runs may own.
+        report_of: A weak reference to the report of the program, which no executable may own.
         run_passes: Runs the passes from one form to another (pipeline.run_passes), for passes that compile a part.
         times_passes: True if the time of each pass goes to the report, by its phase.
         stages: Traces after each pass that is a stage; `run_passes` appends.
         claims: The claims of calls; `claim` appends.
         declined: By output name, the reasons of executors that declined calls decomposed before `claim`.
         freezing: The state of freeze=True; read by the passes that fold weights.
-        folded_weights: The values computed of frozen weights; `fold_weights` sets it.
+        folded_weights: The values computed from frozen weights; `fold_weights` sets it.
         joint: The program with its gradient rules run; `gradient_rules` sets it.
         optimized: The program before its gradients; `differentiate` or `inline_effects` sets it.
-        derivative_or_none: The result of `differentiate`, if gradients flow; a backward has that of its program.
+        derivative_or_none: The result of `differentiate`, if gradients flow; a backward's is its program's.
         layouts: Strides of values; `split` or `inline_effects` sets it, later passes add to it.
         returned: Names of outputs that the caller of the program gets; `split` or `inline_effects` sets it.
-        eager_strides: Names of outputs that must have the strides of eager.
+        eager_strides: Names of outputs that must have eager's strides.
         reference: The trace that values are compared with under check="eager".
         buckets: The buckets of the gradients of a backward.
         is_batched: True if a backward computes several gradients of each input at once, by vmap.
         is_partial: True if a backward lacks gradients of opaque calls.
-        claimed: The calls that `fuse` makes regions of; `claim` sets it.
+        claimed: The calls that `fuse` forms regions of; `claim` sets it.
         regions: The fused regions of all traces of the program; `fuse` adds to it.
         wrap: Wraps the generated function; `compare` sets it.
         generated: The generated function and its trace; `codegen` sets it.
@@ -158,7 +158,7 @@ class Context:
 
     @property
     def report(self) -> CompileReport:
-        """The report of the program; one that nobody reads, where the program's is gone."""
+        """The report of the program; a temporary one if that is gone."""
         return self.report_of() or CompileReport()
 
     @property
@@ -168,18 +168,18 @@ class Context:
         return self.derivative_or_none
 
     def without_results(self, config: Config | None = None, *, times_passes: bool = True) -> "Context":
-        """Return the context of a trace that is lowered from here, with stages, claims and regions of its own."""
+        """Return the context of a trace that is lowered from here, with empty stages, claims and regions."""
         config = config or self.config
         fresh: dict[str, Any] = {name: [] for name in ("stages", "claims", "claimed", "regions")}
         return dataclasses.replace(self, config=config, times_passes=times_passes, **fresh)
 
     def attempt(self, config: Config | None = None, *, times_passes: bool = True) -> "Context":
-        """Return the same with layouts of its own, too, to which lowering adds."""
+        """Return the same with a copy of the layouts as well, to which lowering adds."""
         layouts = None if self.layouts is None else self.layouts.copy()
         return dataclasses.replace(self.without_results(config, times_passes=times_passes), layouts=layouts)
 
     def of_another(self, kind: Kind, config: Config | None = None, **fields: Any) -> "Context":
-        """Return the context of another trace of this program; its regions are counted among this one's."""
+        """Return the context of another trace of this program; they share the list of regions."""
         return Context(
             kind=kind,
             config=config or self.config,

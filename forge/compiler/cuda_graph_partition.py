@@ -1,4 +1,4 @@
-"""Partition of a claimed program into CUDA graphs, and the program with those graphs as calls."""
+"""Partition of a claimed program into CUDA graphs, which become calls of the program."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -17,8 +17,8 @@ from forge.runtime.cuda_recorder import recorder
 from forge.transforms.makers import innermost, is_view
 
 LIST = Symbol("list", "python.list", meta=lambda values: None, op=list)  # the arguments of a graph
-_FEWEST = 2  # calls: a graph of one launches as much as the call does, unless that has steps
-_OUTSIDE_SHARE = 0.2  # of a program's calls, at most, of one that is recorded without having been asked for
+_FEWEST = 2  # calls: launching a graph of one costs as much as the call, unless the call has steps
+_OUTSIDE_SHARE = 0.2  # the largest share of a program's calls outside of graphs, if CUDA graphs were not requested
 _OUTSIDE = {
     Tag.OPAQUE: "the call is an opaque call",
     Tag.EFFECT: "the call has an effect",
@@ -40,17 +40,17 @@ def record(
     *,
     is_requested: bool = True,
 ) -> Trace:
-    """Return the claimed trace with every run of calls that can be recorded as one call of a Graph, whose function is
-    `generate`d.
+    """Return the claimed trace with each run of recordable calls as one call of a Graph, whose function `generate`
+    returns.
 
     Args:
         trace: The claimed trace.
-        pool: The memory of its graphs.
+        pool: The memory pool of its graphs.
         generate: Returns the function of a trace.
-        escapes: Outputs that others may keep.
+        escapes: Outputs that may outlive the call.
         trusted: Inputs whose metadata are the same at each call, if their sizes are.
-        transient: Inputs that are other tensors at each call.
-        is_requested: False if nobody asked for CUDA graphs.
+        transient: Inputs that are different tensors at each call.
+        is_requested: False if CUDA graphs were not requested.
     """
     first, others = _calls_that_run_first(trace, escapes)
     pieces: list[list[BoundSymbol]] = [[]]
@@ -68,7 +68,7 @@ def record(
 
 
 def has_symbolic_sizes(trace: Trace) -> bool:
-    """Return whether an input's size is a symbol."""
+    """Return whether an input has a symbolic size."""
     return any(isinstance(length, SYMBOLIC_TYPES) for proxy in tensors([*trace.inputs]) for length in proxy.shape)
 
 
@@ -81,16 +81,15 @@ def can_record(trace: Trace) -> bool:
 
 
 def _are_few(calls: list[BoundSymbol]) -> bool:
-    """Return whether calls are too few for a graph."""
+    """Return whether there are too few calls for a graph."""
     return len(calls) < _FEWEST and sum(map(steps, calls)) < _FEWEST
 
 
 def _calls_that_run_first(trace: Trace, escapes: Collection[str]) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
-    """Return the calls that run before all graphs, so that they do not part them, and the others.
+    """Return the calls that run before all graphs, so that they do not split them, and the others.
 
-    The first are those that make outputs which are views of inputs, since a graph would return a view of its copy of
-    the input; and those of tensors on other devices that depend on nothing later, such as draws of random numbers on
-    the CPU.
+    The first are the calls whose outputs are views of inputs, since a graph would return a view of its copy of the
+    input, and calls on other devices that depend on no later call, such as draws of random numbers on the CPU.
     """
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
     inputs = {proxy.name for proxy in trace.inputs}
@@ -100,7 +99,7 @@ def _calls_that_run_first(trace: Trace, escapes: Collection[str]) -> tuple[list[
         if base in inputs:
             views.update((id(bound), bound) for bound in chain)
     available = inputs | trace.constants.keys()
-    keeps_draws = False  # since one of the calls before, which do not run first, may draw on another device
+    keeps_draws = False  # an earlier call that does not run first may draw on another device
     first: list[BoundSymbol] = []
     others: list[BoundSymbol] = []
     for bound in trace.bound_symbols:
@@ -118,7 +117,7 @@ def _calls_that_run_first(trace: Trace, escapes: Collection[str]) -> tuple[list[
 
 
 def _through_views(name: str, makers: Mapping[str, BoundSymbol]) -> tuple[str, list[BoundSymbol]]:
-    """Return the tensor whose memory a value shows, and the views between them."""
+    """Return the base of a value, and the views between them."""
     chain: list[BoundSymbol] = []
     while name in makers and is_view(makers[name]) and len(tensors([makers[name].args])) == 1:
         chain.append(makers[name])
@@ -180,7 +179,7 @@ class _Writer:
                 self.readers.setdefault(name, []).append(id(bound))
 
     def piece(self, calls: list[BoundSymbol]) -> None:
-        """Write one call for all of them, or they themselves."""
+        """Write one call for the whole run, or the calls themselves."""
         if _are_few(calls):
             self.calls += calls
             return
@@ -225,7 +224,7 @@ class _Writer:
         self.calls.append(BoundSymbol(symbol, (boxed,), {}, results, calls, source=calls[0].source))
 
     def _dies_in(self, name: str, calls: Collection[int]) -> bool:
-        """Return whether one of these calls is the last that reads a value, which the caller does not hold."""
+        """Return whether one of these calls is the last user of a value that does not escape."""
         is_held = name in self.outputs or name in self.trace.constants
         is_held |= name in self.trace.input_names and not self.trace.boxed
         return not is_held and self.last_readers.get(name) in calls
@@ -239,5 +238,5 @@ class _Writer:
 
 
 def _may_differ(proxy: TensorProxy) -> bool:
-    """Return whether sizes or strides are symbols, or unknown."""
+    """Return whether sizes or strides are symbolic, or unknown."""
     return proxy.strides is None or any(isinstance(each, SYMBOLIC_TYPES) for each in (*proxy.shape, *proxy.strides))

@@ -1,4 +1,4 @@
-"""Executable: what runs in the place of a captured graph."""
+"""Executable: the callable that runs in place of a captured graph."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ OnPromote = Callable[[CompiledPlan, Sequence[Executor]], None]
 
 
 class SecondTier:
-    """Compiles a program's second tier: larger regions, or CUDA graphs (forge/runtime/tiering.py).
+    """The compiler of a program's second tier: larger regions, or CUDA graphs (forge/runtime/tiering.py).
 
-    on_promote: called with the plan of the second tier, and its executors, when it takes the place of the first.
+    on_promote: called with the plan of the second tier, and its executors, when it replaces the first.
     hidden_seconds, calls: see TieredProgram.
     """
 
@@ -43,7 +43,7 @@ class Executable(NamedTuple):
 
     Attributes:
         call: The callable.
-        plan: The parts that `call` consists of.
+        plan: The parts of `call`.
         second_tier: Compiles larger regions or CUDA graphs, or None.
         tiered_program: Runs the first tier until the second is ready, or None.
     """
@@ -55,5 +55,5 @@ class Executable(NamedTuple):
 
     @property
     def folded_weights(self) -> FoldedWeights | None:
-        """The values computed of frozen weights."""
+        """The values computed from frozen weights."""
         return self.plan.folded_weights

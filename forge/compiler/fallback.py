@@ -1,4 +1,4 @@
-"""Fallbacks: they run the calls of a fused region whose compiler or function fails where they do not."""
+"""Fallbacks: run the calls of a fused region whose compilation or function fails."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -15,20 +15,20 @@ from forge.transforms.lifetimes import delete_last_used
 from forge.transforms.split import free_names
 
 NAME = "fallback"  # of the generated functions
-# where unfused calls take more memory, or would be given changed arguments
+# errors after which unfused calls would need more memory, or would read changed arguments
 _RAISED = (torch.OutOfMemoryError, MemoryError, OverwrittenArgumentError)
 _log = logging.getLogger("forge.claim")
 
 
 class Fallback:
-    """The calls of fused regions that one function runs, as the executors after the fuser run them.
+    """The calls of fused regions that share a function, run by the executors after the fuser.
 
-    A program calls it with the function's error and its arguments: regions are pure, so that their calls can run after
-    a function that has failed. An error of these calls is the program's own. Otherwise they run from then on, with one
-    warning; under `strict` the function's error is raised.
+    A program calls it with the function's error and its arguments: regions are pure, so their calls can run after a
+    failed function. An error of these calls is the program's own. Otherwise they run from then on, with one warning;
+    under `strict`, the function's error is raised.
 
-    regions: the names of the regions in their program. executor: who runs the calls. code: gives the function to
-    generate. reason: why they run; None as long as the region's function does.
+    regions: the names of the regions in their program. executor: the one that runs the calls. code: returns the
+    function to generate. reason: why they run; None while the region's function works.
     """
 
     def __init__(self, executor: str, code: Callable[[], Code], *, strict: bool, regions: Iterable[str] = ()) -> None:
@@ -40,8 +40,8 @@ class Fallback:
         self._function: Callable[..., Any] | None = None
 
     def __call__(self, error: Exception, *args: Any) -> tuple[Callable[..., Any], Any]:
-        """Return the function that runs from now on, and its results. Raises `error` in strict mode or where torch's
-        own calls cannot run after it, and their error where they fail too."""
+        """Return the function to run from now on, and its results. Raises `error` in strict mode or if torch's calls
+        cannot run after it, and their own error if they fail too."""
         if isinstance(error, _RAISED):
             raise error
         self._function = self._function or compile_function(NAME, self.code())
@@ -62,7 +62,7 @@ class Fallback:
 
 
 def warn_of_fallback(what: str, executor: str, error: Exception, source: Source | None = None) -> None:
-    """Warn at `source` of what happened to a region because of `error`; `executor` runs its calls."""
+    """Warn at `source` of a region's failure with `error`; `executor` runs its calls."""
     _log.debug("%s", what, exc_info=error)
     warn(f"{what}, {executor} runs its calls from now on: {in_one_line(error)}", source)
 
@@ -70,8 +70,8 @@ def warn_of_fallback(what: str, executor: str, error: Exception, source: Source 
 def fallback_for(
     calls: list[BoundSymbol], inputs: list[Proxy], outputs: tuple[Proxy, ...], *, boxed: bool, strict: bool
 ) -> Fallback | None:
-    """Return the fallback of a region: claimed calls that make `outputs` of `inputs`, which come in one list where it
-    is `boxed`. None where they read something else."""
+    """Return the fallback of a region: claimed calls that compute `outputs` from `inputs`, passed as one list if
+    `boxed`. None if they read other values."""
     trace = Trace(NAME)
     trace.inputs, trace.output, trace.boxed = inputs, outputs, boxed
     trace.bound_symbols.extend(calls)

@@ -1,4 +1,4 @@
-"""Weights folded ahead of time (forge.jit(freeze=True)): which are constants, and what depends on them alone."""
+"""Weights folded ahead of time (forge.jit(freeze=True)): which are constants, and which values they determine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +13,8 @@ from forge.transforms import Freezing, partition_by_weights
 
 
 def freezing_of(program: Program) -> Freezing:
-    """Return the weights of a program that may be constants: none where gradients may be needed, and none that the
-    program changes."""
+    """Return the weights of a program that may be constants: none if gradients may be needed, and none that the
+    program mutates."""
     inputs = program.trace.inputs
     name = _differentiable_input(program.trace)
     if name is not None:
@@ -28,7 +28,7 @@ def freezing_of(program: Program) -> Freezing:
 
 
 def _differentiable_input(trace: Trace) -> str | None:
-    """Return an input that requires a gradient, where an output may have one."""
+    """Return an input that requires a gradient, if an output may have one."""
     inputs = names(trace.differentiable_inputs)
     flowing = set(inputs)
     for bound in trace.bound_symbols:
@@ -42,8 +42,8 @@ def fold_weights(
     freezing: Freezing,
     lower: Callable[[Trace], tuple[Trace, Callable[..., Any]]],
 ) -> tuple[Trace, FoldedWeights | None]:
-    """Return the trace, whose last inputs are what depends on weights alone, and what computes that; `lower` returns
-    a trace claimed, and its function."""
+    """Return the trace, with the values that weights alone determine as its last inputs, and the function that
+    computes them; `lower` returns a claimed trace and its function."""
     hoisted = partition_by_weights(trace, freezing.weights)
     if not hoisted.values:
         return trace, None

@@ -1,4 +1,4 @@
-"""The fusion pass: claimed calls of fusion executors are cut into regions, and each fused region becomes one call."""
+"""The fusion pass: partition calls claimed by fusion executors into regions, and compile each region to one call."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,9 +20,9 @@ from forge.ir.strides import contiguous, in_row_major, reinterpreted, same
 from forge.ir.symbol import substitute
 from forge.support import progress
 
-REASONS = 1024  # for which regions could not be compiled, that are remembered
+REASONS = 1024  # the most reasons of failed regions to remember
 
-_warnings: BoundedDict = BoundedDict(REASONS)  # many regions fail at once where a disk is full
+_warnings: BoundedDict = BoundedDict(REASONS)  # many regions fail at once if a disk is full
 _FIXED = (type(None), bool, int, float, tuple)  # types of a region's constants
 
 REINTERPRETED = Symbol(
@@ -40,8 +40,8 @@ CONTIGUOUS = Symbol(
 class FusionResult(NamedTuple):
     """A trace's calls with fused regions in them.
 
-    unfused: why a call that a fusion executor takes runs outside of regions, by the first name that the call makes.
-    regions: the name of the region that runs a call, by the same. fixed: the values of a region that are no tensors, by
+    unfused: why a call that a fusion executor accepts runs outside of regions, by the call's first output.
+    regions: the region that runs a call, by the same. fixed: the values of a region that are not tensors, by
     name. fallbacks: the fallbacks of regions, by the names of their calls. fused: the fused regions.
     """
 
@@ -78,8 +78,8 @@ def fuse_claimed(
 
 
 def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
-    """Return the nodes of a call for the search for regions. A call whose strides cannot be known is no longer its
-    fusion executor's."""
+    """Return the nodes of a call for the partition. A call whose strides cannot be known loses its fusion
+    executor."""
     ran = [layouts.run(call) for call in claimed.calls]
     if claimed.fuser is not None and claimed.fuser.strided:
         reason = _unknown_at_compile_time(claimed, ran, layouts)
@@ -95,7 +95,7 @@ def _nodes(claimed: ClaimedCall, layouts: Layouts) -> list[Node]:
 
 
 def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[FakeRun], layouts: Layouts) -> str | None:
-    """Return why a claimed call cannot be part of code generated now; None where it can."""
+    """Return why a claimed call cannot be part of code generated now; None if it can."""
     if not all(each.is_exact for each in ran):
         others = [call.symbol.executor for call in claimed.calls if not is_own(call.symbol.op)]
         name = next((each.name for each in others if each is not None), None)
@@ -111,7 +111,7 @@ def _unknown_at_compile_time(claimed: ClaimedCall, ran: list[FakeRun], layouts: 
 
 
 def _output_aliases(call: BoundSymbol, ran: FakeRun) -> list[int | None]:
-    """Return, for each tensor of a call's output, the argument whose memory it shares."""
+    """Return, for each tensor of a call's output, the argument that it aliases."""
     return [share for value, share in zip(ran.outputs, ran.shares, strict=True) if isinstance(value, Layout)] or [None]
 
 
@@ -129,14 +129,14 @@ def _claims(claimed: ClaimedCall, result: FusionResult) -> list[Claim]:
 
 
 def _decline(claimed: ClaimedCall, reason: str) -> None:
-    """Record why the fusion executor that claimed a call leaves it to the executors after it."""
+    """Record why the fusion executor that claimed a call leaves it to later executors."""
     assert claimed.fuser is not None
     for claim in claimed.claims:
         claim.declined.append((claimed.fuser.name, reason))
 
 
 def fuse_regions(trace: Trace, nodes: Sequence[Node], layouts: Layouts, *, strict: bool = False) -> FusionResult:
-    """Return the calls that run a trace: its regions, and the calls of the nodes that are in none. strict: a region
+    """Return the calls that run a trace: its regions, and the calls of nodes outside of regions. strict: a region
     that fails is an error."""
     writer = _Writer(trace, nodes, layouts, strict=strict)
     plan = find_regions(nodes, trace.output_names)
@@ -175,12 +175,12 @@ class _Writer:
         self.visible = self._visible(nodes) if self.checks else set()
         self.restrided: dict[str, TensorProxy] = {}
         self.fixed: set[str] = set()
-        self.fallbacks: dict[Any, Fallback | None] = {}  # of identical regions there is one
+        self.fallbacks: dict[Any, Fallback | None] = {}  # identical regions share one
         self.count = 0
         self.fused: list[FusedRegion] = []
 
     def _visible(self, nodes: Sequence[Node]) -> set[str]:
-        """Return the values whose strides decide those of the program's results."""
+        """Return the values whose strides determine those of the program's results."""
         visible = set(map(self._memory, self.outputs))
         for call in (call for node in reversed(nodes) for call in reversed(node.calls)):
             if not visible.isdisjoint(map(self._memory, call.outputs)):
@@ -189,7 +189,7 @@ class _Writer:
         return visible
 
     def _memory(self, name: str) -> str:
-        """Return the value whose memory a value is."""
+        """Return the base of a value: the value whose memory it aliases."""
         return self.layouts.views.get(name, (name, 0))[0]
 
     def single(self, node: Node) -> None:
@@ -206,14 +206,14 @@ class _Writer:
             self.layouts.settle(call)
 
     def ready(self, targets: Iterable[str]) -> None:
-        """Write the views that these names stand for, where they are not written yet."""
+        """Write the views that these names stand for, unless they are already written."""
         for name in targets:
             node = self.makers.get(name)
             if node is not None and node.view and name not in self.there and not self._write_as_strided(name, node):
                 self.single(node)
 
     def _write_as_strided(self, name: str, node: Node) -> bool:
-        """Replace a chain of views by one as_strided call, where the memory's strides are known and no other code sees
+        """Replace a chain of views by one as_strided call, if the base's strides are known and no other code sees
         it. Return whether it did."""
         base, offset = self.layouts.views.get(name, (None, 0))
         if base not in self.there or base in self.layouts.uncertain or name in self.outputs or self.layouts.is_symbolic:
@@ -228,7 +228,7 @@ class _Writer:
         return True
 
     def region(self, region: Region) -> None:
-        """Write one call for all of it, or its calls where the executor declines."""
+        """Write one call for the whole region, or its calls if the executor declines."""
         escaping = list(self._escaping_names(region))
         if not escaping:
             return
@@ -275,7 +275,7 @@ class _Writer:
         return f"fusion{self.count - 1}"
 
     def _warn_of_failure(self, region: Region, error: Exception) -> None:
-        """Warn, once in a process for each reason, of a region that could not be compiled. Raises RegionError under
+        """Warn, once per process and reason, of a region that failed to compile. Raises RegionError under
         `strict`."""
         sources = [node.bound.source for node in region.nodes]
         source = next((each for each in sources if each is not None and each.place is not None), None)
@@ -290,7 +290,7 @@ class _Writer:
         without_frames(error)
 
     def _escaping_names(self, region: Region) -> Iterator[str]:
-        """Yield the names that something outside reads, through views too."""
+        """Yield the names that consumers outside of the region read, through views too."""
         inside = set(map(id, region.nodes))
         for node in region.nodes:
             for name in node.makes:
@@ -310,7 +310,7 @@ class _Writer:
         return False
 
     def _body(self, region: Region) -> tuple[list[Node], list[str]]:
-        """Return the region's calls with the views that it reads, in order, and the names that it is given."""
+        """Return the region's calls with the views that it reads, in order, and the names of its inputs."""
         definitions = {name for node in region.nodes for name in node.makes}
         body = list(region.nodes)
         inputs: dict[str, None] = {}
@@ -346,7 +346,7 @@ class _Writer:
             return proxy
         if name not in self.restrided:
             new = self.trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{name}_restrided")
-            if _is_contiguous(layout):  # whatever its lengths are
+            if _is_contiguous(layout):  # for all sizes
                 self.calls.append(BoundSymbol(CONTIGUOUS, (proxy,), {}, new))
             else:
                 self.calls.append(BoundSymbol(RESTRIDED, (proxy, layout.strides), {}, new))
@@ -365,7 +365,7 @@ class _Writer:
     def _artifact(
         self, region: Region, body: list[Node], inputs: list[str], outputs: list[str]
     ) -> tuple[tuple[Any, ...] | None, Callable[..., Any] | Declined]:
-        """Return a key that identical regions have in common, where there is one, and what runs them."""
+        """Return the key that identical regions share, or None, and the region's function."""
         if not outputs:
             return None, decline("the region returns no tensor")
         pays = call_checker(region.fuser.is_profitable, [node.bound for node in region.nodes])
@@ -383,7 +383,7 @@ class _Writer:
     def _fallback(
         self, region: Region, key: Any, body: list[Node], inputs: list[str], outputs: tuple[Proxy, ...]
     ) -> Fallback | None:
-        """Return the fallback that runs the region's calls where its function fails. `key` is that of identical
+        """Return the fallback that runs the region's calls if its function fails. `key` is that of identical
         regions."""
         if key not in self.fallbacks:
             calls = self._without_fixed(call for node in body for call in node.calls)
@@ -392,7 +392,7 @@ class _Writer:
         return self.fallbacks[key]
 
     def _without_fixed(self, calls: Iterable[BoundSymbol]) -> list[BoundSymbol]:
-        """Return the calls with values that were decided when the program was compiled in the place of their names."""
+        """Return the calls with values known at compile time substituted for their names."""
         fixed = {name: self.layouts.values[name] for name in self.layouts.fixed}
         return [substitute(call, fixed) for call in calls]
 

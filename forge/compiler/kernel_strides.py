@@ -1,6 +1,6 @@
-"""Strides of torch's kernels, for the operators of which torch gives others on fake tensors.
+"""Strides of torch's kernels, for operators whose fake results have other strides.
 
-The fake implementation of an operator, or its decomposition, need not lay out a result as the kernel does that runs.
+The fake implementation of an operator, or its decomposition, need not lay out a result as the kernel does.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ _ALWAYS_IN_ROW_MAJOR = frozenset(
         aten.normal.Tensor_Tensor,
         aten.normal.float_Tensor,
     }
-)  # whatever the strides of what they are given
+)  # whatever the strides of their arguments
 _BY_A_DECOMPOSITION = frozenset(
     {
         aten.binary_cross_entropy.default,
@@ -45,7 +45,7 @@ _BY_A_DECOMPOSITION = frozenset(
         aten.special_xlog1py.default,
         aten.xlogy.Tensor,
     }
-)  # which has strides of its own where operands are laid out differently
+)  # whose strides differ if its operands have different layouts
 
 
 _BATCH_NORMS = frozenset(
@@ -61,7 +61,7 @@ _BATCH_NORMS = frozenset(
 
 
 def with_kernel_strides(func: Any, args: tuple[Any, ...], result: Any) -> Any:
-    """Return an operator's fake results with the strides of its kernel, where these are others."""
+    """Return an operator's fake results with the strides of its kernel, where these differ."""
     if func is aten.view.default and 1 in result.shape and is_static(args[0]) and is_static(result):
         viewed = _view_strides(args[0], result.shape)
         if result.stride() == viewed:
@@ -101,7 +101,7 @@ def _laid_out(result: torch.Tensor, strides: tuple[Dim, ...]) -> torch.Tensor:
 
 
 def in_row_major_order(x: torch.Tensor) -> bool:
-    """Return whether a tensor has the strides of row-major order, of dims of one element too; nothing is guarded."""
+    """Return whether a tensor has row-major strides, in dims of size 1 too; installs no guards."""
     return same(x.stride(), contiguous(tuple(x.shape)))
 
 
@@ -112,7 +112,7 @@ def _is_batch_first(args: tuple[Any, ...]) -> bool:
 
 
 def _with_steps_first(x: torch.Tensor) -> torch.Tensor:
-    """Return (N, steps, features) as cuDNN writes it: the steps come first in memory."""
+    """Return (N, steps, features) as cuDNN writes it: steps are outermost in memory."""
     steps_first = contiguous((x.shape[1], x.shape[0], x.shape[2]))
     return _laid_out(x, (steps_first[1], steps_first[0], steps_first[2]))
 
@@ -122,8 +122,8 @@ def _in_suggested_order(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_no_suggested_order(x: torch.Tensor) -> bool:
-    """Return whether a tensor is neither in row-major order nor an image whose channels lie beside each other: a kernel
-    that makes its result with `suggest_memory_format` gives it in row-major order."""
+    """Return whether a tensor is neither row-major nor a channels-last image: a kernel that allocates its result with
+    `suggest_memory_format` makes it row-major."""
     if in_row_major_order(x):
         return False
     return x.ndim < 4 or (is_static(x) and suggest_memory_format(x) is torch.contiguous_format)
@@ -135,7 +135,7 @@ def is_static(x: torch.Tensor) -> bool:
 
 
 def _view_strides(x: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a view. Dims of one element get those of torch's kernel, since they, too, decide whether an
+    """Return the strides of a view. Dims of size 1 get those of torch's kernel, since they, too, decide whether an
     image counts as channels-last."""
     with disable_current_modes():
         return torch.empty_strided(x.shape, x.stride(), device="meta").view(shape).stride()
@@ -146,9 +146,9 @@ def _operands(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor | Number]:
 
 
 def _is_iterated(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> bool:
-    """Return whether torch gives a pointwise result on fake tensors otherwise than TensorIterator does: by a
-    decomposition, without a look at dims of length 1 where one of the operands is a number, or in row-major order
-    where one of them is expanded."""
+    """Return whether the fake result of a pointwise operator differs from TensorIterator's: by a decomposition,
+    which ignores dims of size 1 if one of the operands is a number, or in row-major order if one of them is
+    expanded."""
     shape = tuple(result.shape)
     if len(shape) < 2 or _has(shape, 0):
         return False
@@ -172,9 +172,9 @@ def _is_contiguous(x: torch.Tensor) -> bool:
 
 
 def _pointwise_strides(shape: tuple[Dim, ...], operands: list[torch.Tensor | Number]) -> tuple[Dim, ...]:
-    """Return the strides of a pointwise result: its dims have the order in which they lie in the operands.
+    """Return the strides of a pointwise result: its dims are ordered in memory as in the operands.
 
-    Raises UnresolvedSymInt where the order differs from size to size.
+    Raises UnresolvedSymInt if the order depends on symbolic sizes.
 
     Source: TensorIteratorBase::reorder_dimensions and fast_set_up (aten/src/ATen/TensorIterator.cpp).
     """
@@ -191,8 +191,8 @@ def _is_indexed_by_numbers(x: torch.Tensor, indices: Sequence[torch.Tensor | Non
 
 
 def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[tuple[Dim, ...]]:
-    """Return the strides of what TensorIterator is given for x[indices]: of x, which stands still in the dims of the
-    indices, and of each index, which does so in the others.
+    """Return the strides of the TensorIterator operands of x[indices]: x has stride 0 in the indices' dims, and each
+    index in the others.
 
     Source: AdvancedIndex (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
     """
@@ -215,9 +215,9 @@ def _strides_of_indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None])
 
 
 def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
-    """Return the strides of a tensor whose dims are in the order in which they lie in operands of these strides.
+    """Return the strides of a tensor whose dims have the memory order of operands of these strides.
 
-    Raises UnresolvedSymInt where the order differs from size to size.
+    Raises UnresolvedSymInt if the order depends on symbolic sizes.
     """
 
     def slower(one: int, other: int) -> int:
@@ -244,11 +244,11 @@ def _in_order(shape: tuple[Dim, ...], stepped: Sequence[tuple[Dim, ...]]) -> tup
 
 
 def _is_cut(x: torch.Tensor, pads: Sequence[Dim]) -> bool:
-    """Return whether a pad of or by symbolic sizes adds nothing: torch then clones what is left, in the order of x's
+    """Return whether a pad of or by symbolic sizes adds nothing: torch then clones the remainder, in the order of x's
     strides, and else lays it out in x's memory format.
 
-    Raises UnresolvedSymInt where that differs from size to size, and where the format follows strides of dims of one
-    element, which a view of symbolic sizes does not tell.
+    Raises UnresolvedSymInt if that depends on the sizes, or if the format follows strides of dims of size 1, which a
+    view of symbolic sizes does not determine.
     """
     if in_row_major_order(x) or (is_static(x) and all(isinstance(pad, int) for pad in pads)):
         return False

@@ -1,12 +1,12 @@
-"""Strides of every value of a claimed trace, and whose memory it is: its calls are run on fake tensors.
+"""Strides and aliasing of every value of a claimed trace, found by running its calls on fake tensors.
 
-A trace promises shapes and dtypes; strides come from what runs. A fusion executor's code is made for the strides of a
+A trace promises shapes and dtypes; strides depend on what runs. A fusion executor compiles for the strides of a
 region's inputs, so they must be known: a torch function's are found by running it under a FakeTensorMode, once for each
-metadata of its arguments. Results of a call that cannot be run so (a Hub kernel or another function that is not torch's
-or forge's, which may read memory by its address; an opaque call) are promised to be contiguous, and so is a gradient
-that comes from outside; `to_strides` keeps such a promise when the program runs.
+metadata of its arguments. Results of a call that cannot run on fake tensors (a Hub kernel or another function that is
+not torch's or forge's, which may read memory by its address; an opaque call) are promised to be contiguous, and so is a
+gradient from outside; `to_strides` keeps such a promise at run time.
 
-One file, though long: running a call on layouts and what is remembered of it read the same state.
+One file, though long: running a call on layouts and its memo share their state.
 """
 
 from collections.abc import Collection, Iterable
@@ -40,7 +40,7 @@ UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
 
 
 class Layout(NamedTuple):
-    """A tensor's metadata. conjugated, negated: what torch does to it where it is read (x.conj(), x.conj().imag)."""
+    """A tensor's metadata. conjugated, negated: torch's lazy bits (x.conj(), x.conj().imag)."""
 
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Layout":
-        """Return a tensor's own."""
+        """Return the layout of a tensor."""
         shape, strides = (tuple(map(_static_size, each)) for each in (tensor.shape, tensor.stride()))
         return cls(shape, strides, tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
 
@@ -70,11 +70,11 @@ class Layout(NamedTuple):
         return cls(shape, tuple(strides), proxy.dtype, proxy.device)
 
 
-UNKNOWN = object()  # stands for a value that is no tensor and is made when the program runs
+UNKNOWN = object()  # a value that is not a tensor and is known only at run time
 
 
 def _static_size(length: Dim) -> Dim:
-    """Return a symbolic size that can only be one number as that number."""
+    """Return a symbolic size as an int if it can only be one."""
     size = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
     return length if size is None else size
 
@@ -82,13 +82,13 @@ def _static_size(length: Dim) -> Dim:
 class FakeRun(NamedTuple):
     """The result of running one call on layouts.
 
-    outputs: for each leaf of its output a Layout, or the value itself where it is no tensor. shares: which argument's
-    memory each tensor shares, by place among the call's tensors, None for memory of its own; offsets: how many elements
-    further on in it the tensor begins. operators: the aten operators that ran. is_exact: whether it ran (else it is
-    taken to give contiguous tensors). uncertain: for each output, whether its strides may be others when the program
-    runs, because the kernel is chosen then, or because tensors are laid out so that torch's kernels differ from what
-    torch says of them. flops: what its matrix products, convolutions and attention multiply and add. is_turned: whether
-    an index of symbolic sizes decides the order of the result, which is known when the program runs.
+    outputs: for each leaf of the output a Layout, or the value itself if it is not a tensor. shares: the index of the
+    tensor argument that each tensor aliases, None for memory of its own; offsets: its storage offset within that
+    argument, in elements. operators: the aten operators that ran. is_exact: whether the call ran (else its results are
+    assumed contiguous). uncertain: for each output, whether its strides may differ at run time, because the kernel is
+    selected then, or because torch's kernels and fake implementations differ for these layouts. flops: the floating
+    point operations of its matrix products, convolutions and attention. is_turned: whether an index of symbolic sizes
+    decides the memory order of the result, which is known only at run time.
     """
 
     outputs: tuple[Any, ...]
@@ -121,7 +121,7 @@ ATTENTION = frozenset(
 )
 _LENGTHS_AS_INTEGERS = frozenset({aten.size.default, aten.stride.default})  # which would be guarded
 _CHOSEN_LATER = ATTENTION | {
-    aten._flash_attention_backward,  # another kernel runs in their place where torch.nn.attention does not allow them
+    aten._flash_attention_backward,  # torch.nn.attention may select another kernel
     aten._flash_attention_forward,
     aten.channel_shuffle,
     aten.convolution,
@@ -129,16 +129,16 @@ _CHOSEN_LATER = ATTENTION | {
     aten.max_unpool2d,
     aten.native_channel_shuffle,
 }
-if TORCH < (2, 13):  # where transforms of fake tensors are laid out otherwise than those of MKL
+if TORCH < (2, 13):  # fake results of transforms have other strides than MKL's
     _CHOSEN_LATER |= {aten._fft_c2c, aten._fft_c2r, aten._fft_r2c}
-_IN_ROW_MAJOR = frozenset(  # where torch says so, whatever they are given
+_IN_ROW_MAJOR = frozenset(  # if torch says so, whatever their arguments
     {aten.addmm, aten.baddbmm, aten.bmm, aten.clone, aten.copy_, aten.empty_strided, aten.mm, aten._unsafe_view}
 )
 
 
 class _Operators(TorchDispatchMode):
     def __init__(self, *, counts: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
+        super().__init__()  # torch's has no annotations
         self.calls: list[Any] = []
         self.flops = 0
         self.counts = counts
@@ -148,7 +148,7 @@ class _Operators(TorchDispatchMode):
     ) -> Any:
         self.calls.append(func)
         if func in _LENGTHS_AS_INTEGERS and not self.counts:
-            raise UnresolvedSymInt(f"{func} makes integers of symbolic sizes")  # torch 2.11's matmul asks so
+            raise UnresolvedSymInt(f"{func} makes integers of symbolic sizes")  # as torch 2.11's matmul does
         with symbolic_dispatch(not self.counts):
             result = call_on_fake_tensors(func, args, kwargs or {})
         result = with_kernel_strides(func, args, result)
@@ -161,7 +161,7 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     """Return the floating point operations of an aten operator, 0 for one that torch does not count.
 
     Before torch 2.13, torch's count of attention raises for fewer heads of key and value than of query
-    (torch/utils/flop_counter.py:290@2.11.0, sdpa_flop_count): it is given as many.
+    (torch/utils/flop_counter.py:290@2.11.0, sdpa_flop_count), so the heads are expanded.
     """
     count = flop_registry.get(func.overloadpacket)
     if count is None:
@@ -186,17 +186,17 @@ _lock = new_lock()
 
 
 class Layouts:
-    """The layouts of a program's values by name; other values of the program (a number, what a kernel keeps) too.
+    """The layouts of a program's tensors, by name, and the other values of the program (numbers, kernels' contexts).
 
-    `uncertain` names those whose strides are a promise, `fixed` other values that were decided when the program was
-    compiled (which kernel attends). `fake` is the mode in which their stand-ins live. `flops` counts those of all
-    calls, where no length is symbolic. `views` tells, of each value that is another one's memory, of which one's it
-    is, and how many elements further on it begins; a message's memory is a value's own once it is awaited.
+    `uncertain` names tensors whose strides are only a promise, `fixed` other values that are known at compile time
+    (the attention kernel). `fake` is the fake mode of their fake tensors. `flops` counts the operations of all calls,
+    if no size is symbolic. `views` maps each alias to its base and its storage offset in elements; a message's result
+    aliases nothing before it is awaited.
     """
 
     def __init__(self, inputs: Iterable[Proxy] = (), *, shared: bool = True) -> None:
-        """shared: where no length is symbolic, the mode is one that all share; a mode is entered by one thread at a
-        time, so whoever does so outside of `run` wants one of its own."""
+        """shared: use the process's fake mode while no size is symbolic. Only one thread at a time may enter a mode, so
+        callers that enter it outside of `run` need their own."""
         self.values: dict[str, Any] = {}
         self.uncertain: set[str] = set()
         self.fixed: set[str] = set()
@@ -226,13 +226,13 @@ class Layouts:
         return bool(unknown) and self.follows(call, unknown)
 
     def strides(self) -> dict[str, tuple[Dim, ...]]:
-        """Return the strides of the tensors, by name, without those of a call that could not be run: torch may give
-        others than are promised (an LSTM of symbolic sizes)."""
+        """Return the strides of the tensors, by name, without results of calls that could not run: torch's may differ
+        from the promised ones (an LSTM of symbolic sizes)."""
         tensors = {name: value for name, value in self.values.items() if isinstance(value, Layout)}
         return {name: value.strides for name, value in tensors.items() if name not in self._unknown}
 
     def with_strides(self, bound: BoundSymbol) -> BoundSymbol:
-        """Return a call whose arguments say what their strides are."""
+        """Return a call whose arguments state their strides."""
         operands = {each.name: (each, self.values.get(each.name)) for each in tensors((bound.args, bound.kwargs))}
         replacements = {
             name: TensorProxy(name, proxy.shape, proxy.dtype, proxy.device, strides=layout.strides)
@@ -242,7 +242,7 @@ class Layouts:
         return substitute(bound, replacements)
 
     def copy(self) -> "Layouts":
-        """Return the same knowledge, to which more is added elsewhere: a backward's, of a forward."""
+        """Return a copy that may be extended independently: a backward's, of a forward's."""
         new = Layouts()
         new.values, new.uncertain, new.fixed = dict(self.values), set(self.uncertain), set(self.fixed)
         new._unknown = set(self._unknown)
@@ -250,8 +250,8 @@ class Layouts:
         return new
 
     def replace(self, proxy: TensorProxy, by: str) -> None:
-        """Give a value the layout of the value `by`, which is handed over in its place: a promise, where no call was
-        looked at."""
+        """Give a value the layout of the value `by`, which replaces it: a promised layout if no call was
+        run."""
         if by not in self.values:
             self.promise(proxy)
             return
@@ -266,7 +266,7 @@ class Layouts:
         return self.fake is not self._static
 
     def add(self, proxy: Proxy, like: TensorProxy | None = None) -> None:
-        """Add an input; `like` names a value whose strides it has."""
+        """Add an input; `like` names a value with the same strides."""
         if isinstance(proxy, NumberProxy):
             self.values[proxy.name] = proxy.value
             self._see([proxy.value])
@@ -286,7 +286,7 @@ class Layouts:
             self.values[name] = Layout.of(value)
 
     def promise(self, proxy: TensorProxy) -> None:
-        """Mark a value as contiguous, which a copy ensures when the program runs."""
+        """Mark a value as contiguous, which a copy ensures at run time."""
         self.values[proxy.name] = Layout.from_meta(proxy)
         self.uncertain.add(proxy.name)
 
@@ -295,7 +295,7 @@ class Layouts:
         if not self.is_symbolic:
             self._see(leaves((call.args, call.kwargs)))  # an index, say
             self._see(size for proxy in tensors(call.output) for size in proxy.shape)
-        acts = call.output is None  # such as one that moves a generator: it would do so now
+        acts = call.output is None  # such as advancing a generator, which would take effect now
         predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op) and not acts
         ran = self._run_with_memo(call) if predictable else self._run_by_meta(call)
         self.flops += ran.flops
@@ -304,7 +304,7 @@ class Layouts:
         for leaf, value, share, offset, uncertain in outputs:
             if isinstance(leaf, Proxy):
                 self.values[leaf.name] = value
-                if share is not None and Tag.AWAITS not in call.symbol.tags:  # there is nothing to show before
+                if share is not None and Tag.AWAITS not in call.symbol.tags:  # no alias before the wait
                     base, further = self.views.get(operands[share], (operands[share], 0))
                     self.views[leaf.name] = (base, further + offset)
                 if uncertain or not ran.is_exact or (share is not None and operands[share] in self.uncertain):
@@ -312,8 +312,8 @@ class Layouts:
         return ran
 
     def settle(self, call: BoundSymbol) -> None:
-        """Note that the strides of what a call gives are a promise, where they follow those of arguments whose strides
-        are one; to be called for a call that runs by itself: a region is given the strides that were promised."""
+        """Mark a call's strides as promised if they follow promised strides of its arguments; for calls outside of
+        regions, since a region gets inputs of the promised strides."""
         operands = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
         doubtful = [name for name in operands if name in self.uncertain and isinstance(self.values[name], Layout)]
         results = [leaf.name for leaf in leaves(call.output) if isinstance(leaf, TensorProxy)]
@@ -321,7 +321,7 @@ class Layouts:
             self.uncertain.update(results)
 
     def follows(self, call: BoundSymbol, arguments: Collection[str]) -> bool:
-        """Return whether a call gives other strides where these of its arguments have others."""
+        """Return whether a call's strides depend on those of these arguments."""
         if not UNPREDICTABLE.isdisjoint(call.all_tags) or not is_own(call.symbol.op):
             return False
         ran, before = self._run_with_memo(call), {name: self.values[name] for name in arguments}
@@ -339,14 +339,14 @@ class Layouts:
         key = (*settings(), call.symbol.op, *[key_of(each, self._key) for each in (call.args, call.kwargs)])
         try:
             ran = self._memo.get(key)
-        except TypeError:  # an argument that is not hashable
+        except TypeError:  # an unhashable argument
             return without_specialization(self._run, call)
         if ran is None:
             ran = self._memo[key] = without_specialization(self._run, call)
         return ran
 
     def stand_in(self, leaf: Any) -> Any:
-        """Return a fake tensor for a proxy, the value itself for another; to be called under `fake`."""
+        """Return a fake tensor for a proxy, and any other value as it is; to be called under `fake`."""
         value = self.values[leaf.name] if isinstance(leaf, Proxy) else leaf
         if not isinstance(value, Layout):
             return value
@@ -361,8 +361,8 @@ class Layouts:
         return key_of(value)
 
     def _see(self, lengths: Iterable[Any]) -> None:
-        """Symbolic lengths, those too that values decide, live in an environment of their own, which is the program's:
-        another program may know other things of a symbol of the same name."""
+        """Switch to the program's ShapeEnv at the first symbolic size, backed or not: another program's ShapeEnv may
+        have other facts about a symbol of the same name."""
         for size in lengths:
             if isinstance(size, SYMBOLIC_TYPES) and not self.is_symbolic:
                 self.fake = FakeTensorMode(shape_env=size.node.shape_env, allow_non_fake_inputs=True)
@@ -397,11 +397,11 @@ class Layouts:
                     places = call.symbol.out
                     result = tuple(args[place] if isinstance(place, int) else kwargs[place] for place in places)
                 return _ran(call, result, stand_ins, operators)
-        except Exception:  # it needs values, or knows nothing of tensors without them
+        except Exception:  # it needs values, or does not support fake tensors
             return self._run_by_meta(call)
 
     def _values_unknown(self) -> AbstractContextManager[None]:
-        """Numbers that a call reads of tensors (an index without dims) are not looked for in what is traced next."""
+        """Ignore fresh unbacked symbols (an index without dims) in what is traced next."""
         assert self.fake.shape_env is not None
         return self.fake.shape_env.ignore_fresh_unbacked_symbols()
 
@@ -411,7 +411,7 @@ class Layouts:
 
 
 def _opposite_layout(layout: Layout) -> Layout:
-    """Return another layout of a tensor, with its dims in the opposite order, or in order where they were so
+    """Return another layout of a tensor, with its dims in the opposite order, or in row-major order if they were so
     already."""
     opposite = tuple(reversed(contiguous(tuple(reversed(layout.shape)))))
     alike = key_of(opposite) == key_of(layout.strides)
@@ -419,13 +419,13 @@ def _opposite_layout(layout: Layout) -> Layout:
 
 
 def _with_gaps(layout: Layout) -> Layout:
-    """Return the turned layout with gaps between the elements, so that a dim of one element, too, has a stride that
-    tells. Some functions give row-major order then, and follow layouts without gaps."""
+    """Return the opposite layout with gaps between the elements, so that dims of size 1, too, have distinctive
+    strides. Some functions give row-major order then, and follow dense layouts."""
     return layout._replace(strides=tuple(2 * step for step in _opposite_layout(layout).strides))
 
 
 def _with_channels_last(layout: Layout) -> Layout:
-    """Return an image's layout with its channels beside each other, a signal's too; another tensor's as it is."""
+    """Return the channels-last layout of an image or a signal; another tensor's layout is unchanged."""
     if len(layout.shape) not in (3, 4, 5):
         return layout
     images, channels, *sides = layout.shape
@@ -477,8 +477,8 @@ def _ran(call: BoundSymbol, result: Any, stand_ins: dict[str, Any], operators: _
 
 
 def _is_turned(operators: list[Any], bases: list[torch.Tensor]) -> bool:
-    """Return whether an index of symbolic sizes that is not in row-major order decides the order of what it reads,
-    which torch says of fake tensors as if it were (`with_kernel_strides` knows that of static sizes)."""
+    """Return whether an index of symbolic sizes that is not row-major decides the memory order of the result; the
+    fake implementation assumes row-major (`with_kernel_strides` handles static sizes)."""
     if aten.index.Tensor not in operators:
         return False
     indices = [Layout.of(each) for each in bases if each.dtype in (torch.int32, torch.int64)]
@@ -486,28 +486,27 @@ def _is_turned(operators: list[Any], bases: list[torch.Tensor]) -> bool:
 
 
 def _may_differ(layout: Layout, arguments: list[Layout]) -> bool:
-    """Return whether torch's kernel may lay out a tensor otherwise than torch says of fake tensors: it, or
-    an argument of its shape, is not in row-major order, or an argument is an image whose channels lie beside each
-    other.
+    """Return whether torch's kernel and its fake implementation may lay out a tensor differently: it, or an argument
+    of its shape, is not row-major, or an argument is a channels-last image.
 
-    Kernels and what is said of them keep different ones of the layouts that they are given: those of a batch norm, of
-    dropout, of pooling or of random numbers give row-major order for a transposed argument whose order is kept without
-    values; with floor_divide it is the other way round.
+    Kernels and fake implementations preserve different layouts: the kernels of batch norm, dropout, pooling and random
+    numbers return row-major results for a transposed argument, whose order their fake implementations keep; with
+    floor_divide it is the other way round.
     """
     alike = [each for each in arguments if same(each.shape, layout.shape)]
     return not all(map(_is_row_major, (layout, *alike))) or any(map(_has_channels_last, arguments))
 
 
 def _is_row_major(layout: Layout) -> bool:
-    """Return whether strides are those of row-major order, but for dims of one element."""
+    """Return whether strides are row-major, ignoring dims of size 1."""
     steps = zip(layout.shape, layout.strides, contiguous(layout.shape), strict=True)
     pairs = [(step, expected) for size, step, expected in steps if not isinstance(size, int) or size != 1]
     return all(same((step,), (expected,)) for step, expected in pairs)
 
 
 def _has_channels_last(layout: Layout) -> bool:
-    """Return whether it is an image whose channels lie beside each other. Where a kernel of torch's gives one, what
-    torch says of its strides on fake tensors is not relied on."""
+    """Return whether it is a channels-last image. If a kernel of torch's returns one, the strides of its fake
+    implementation are not trusted."""
     if len(layout.shape) not in (4, 5) or not all(isinstance(each, int) for each in (*layout.shape, *layout.strides)):
         return False
     (_, channels, *_), (_, step, *inner) = layout.shape, layout.strides
@@ -527,10 +526,9 @@ RESTRIDED = Symbol(
 
 
 def with_strides(trace: Trace, targets: Collection[str], layouts: Layouts | None) -> Trace:
-    """Return a claimed trace whose outputs `targets` have the strides that were noted of them when the program was
-    recorded.
+    """Return a claimed trace whose outputs `targets` have the strides that were recorded for them with the program.
 
-    `layouts` learns them: what a backward reads of these names has the same strides."""
+    `layouts` is updated: a backward that reads these names sees the same strides."""
     inputs = set(trace.input_names)
     noted = list({x.name: x for x in tensors(trace.output) if x.name in targets and x.strides is not None}.values())
     noted = [x for x in noted if inputs.issuperset(names(x.strides))]
@@ -553,7 +551,7 @@ def with_strides(trace: Trace, targets: Collection[str], layouts: Layouts | None
 
 
 def _layouts_of(trace: Trace, targets: list[str], layouts: Layouts | None) -> Layouts:
-    """Return the layouts of a claimed trace's values: `layouts` where it has them all, else computed again."""
+    """Return the layouts of a claimed trace's values: `layouts` if it has them all, else computed again."""
     if layouts is not None and layouts.values.keys() >= set(targets):
         return layouts
     layouts = Layouts(trace.inputs)

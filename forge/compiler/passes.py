@@ -1,6 +1,6 @@
-"""The passes of the pipeline, in its order: each is a function of (trace, context) to a trace.
+"""The passes of the pipeline, in its order: each is a function of (trace, context) that returns a trace.
 
-A pass that works on a trace alone is in forge/transforms; here it gets from the context what it needs.
+A pass that needs only a trace is in forge/transforms; its wrapper here reads the rest from the context.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ MESSAGES = Operators(
 
 
 def user_transforms(trace: Trace, context: Context) -> Trace:
-    """Run the user's transforms, each of which is checked and is a stage."""
+    """Run the user's transforms; each is checked and is a stage."""
     return run_users(context.config.transforms, trace, context.stages)
 
 
@@ -63,22 +63,22 @@ def cse(trace: Trace, context: Context) -> Trace:
 
 
 def move_indices(trace: Trace, context: Context) -> Trace:
-    """Move index tensors of a CPU to the device of what they index."""
+    """Move index tensors from the CPU to the device of the tensors that they index."""
     return transforms.move_indices(trace)
 
 
 def slice_counted(trace: Trace, context: Context) -> Trace:
-    """Read slices where an index counts."""
+    """Replace indices that are ranges by slices."""
     return transforms.slice_counted(trace, in_torch=partial(_runs_in_torch, context=context))
 
 
 def inline_attention(trace: Trace, context: Context) -> Trace:
-    """Replace composites that attend by the calls that they consist of."""
+    """Replace attention composites by their decompositions."""
     return transforms.inline_attention(trace, in_torch=partial(_runs_in_torch, context=context))
 
 
 def attention_masks(trace: Trace, context: Context) -> Trace:
-    """Replace masks that depend on no input by the flags of attention, or the window, that mean the same."""
+    """Replace masks that depend on no input by equivalent flags, or the window, of attention."""
     return transforms.attention_masks(
         trace,
         run=partial(_run_now, context=context),
@@ -88,7 +88,7 @@ def attention_masks(trace: Trace, context: Context) -> Trace:
 
 
 def grouped_queries(trace: Trace, context: Context) -> Trace:
-    """Give attention keys and values of fewer heads where they were repeated for it."""
+    """Pass attention keys and values of fewer heads where they were repeated for it."""
     requires_grad = bool(trace.differentiable_inputs)
     return transforms.grouped_queries(
         trace,
@@ -105,7 +105,7 @@ def attention_blocks(trace: Trace, context: Context) -> Trace:
 
 
 def patterns(trace: Trace, context: Context) -> Trace:
-    """Replace the calls that the patterns of the executors' kernels match, where one of them takes the call."""
+    """Replace calls that match patterns of the executors' kernels, if one of the executors accepts the new call."""
     executors = [each for each in context.config.executors if each.patterns]
     active = grad.active_names(trace)
 
@@ -138,7 +138,7 @@ def compose_cross_entropy(trace: Trace, context: Context) -> Trace:
 
 
 def fold_norms(trace: Trace, context: Context) -> Trace:
-    """Fold batch norms into the weights of the layers before them."""
+    """Fold batch norms into the weights of the preceding layers."""
     in_torch = partial(_runs_in_torch, context=context)
     return transforms.fold_norms(trace, freezing=context.freezing, in_torch=in_torch)
 
@@ -150,36 +150,36 @@ def join_products(trace: Trace, context: Context) -> Trace:
 
 
 def contract(trace: Trace, context: Context) -> Trace:
-    """Compute sums of products that broadcast as matrix products, where what is around them is fused."""
+    """Compute sums of broadcast products as matrix products, where neighbouring ops are fused."""
     in_torch = partial(_runs_in_torch, context=context)
     return transforms.contract(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
 def channels_last(trace: Trace, context: Context) -> Trace:
-    """Compute convolutions in channels-last where what is around them is fused."""
+    """Compute convolutions in channels-last where neighbouring ops are fused."""
     in_torch = partial(_runs_in_torch, context=context)
     return transforms.channels_last(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
 def row_major(trace: Trace, context: Context) -> Trace:
-    """Lay hidden states out in rows, where what is around them is fused."""
+    """Lay out hidden states in row-major order where neighbouring ops are fused."""
     in_torch = partial(_runs_in_torch, context=context)
     return transforms.row_major(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
 def masks_in_rows(trace: Trace, context: Context) -> Trace:
-    """Lay out attention masks in rows, once for all calls that share one."""
+    """Lay out attention masks in row-major order, once for all calls that share one."""
     in_torch = partial(_runs_in_torch, context=context)
     return transforms.masks_in_rows(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
 def fuse_biases(trace: Trace, context: Context) -> Trace:
-    """Make rows that are added to linear layers their biases."""
+    """Turn vectors added to linear layers into their biases."""
     return transforms.fuse_biases(trace, in_torch=partial(_runs_in_torch, context=context))
 
 
 def unfuse_addends(trace: Trace, context: Context) -> Trace:
-    """Compute products alone where what is added to them is broadcast, and added in a region."""
+    """Split broadcast addends from products, so that a region adds them."""
     in_torch, strides = partial(_runs_in_torch, context=context), partial(_strides_in_torch, context=context)
     return transforms.unfuse_addends(trace, context.config.is_fused, strides=strides, in_torch=in_torch)
 
@@ -191,7 +191,7 @@ def row_products(trace: Trace, context: Context) -> Trace:
 
 
 def fold_constants(trace: Trace, context: Context) -> Trace:
-    """Compute now what depends on no input."""
+    """Evaluate calls that depend on no input."""
     return transforms.fold_constants(trace, run=partial(_run_now, context=context))
 
 
@@ -201,14 +201,14 @@ def mark_bounded(trace: Trace, context: Context) -> Trace:
 
 
 def fold_weights(trace: Trace, context: Context) -> Trace:
-    """Make values that depend on weights alone inputs, which are computed when a weight changes."""
+    """Turn values that depend on weights alone into inputs, recomputed when a weight changes."""
     lower = partial(_lower_folded, context=context)
     trace, context.folded_weights = freezing.fold_weights(trace, context.freezing, lower)
     return trace
 
 
 def _lower_folded(ahead: Trace, context: Context) -> tuple[Trace, Callable[..., Any]]:
-    """Return what computes frozen weights, claimed, and its function; the text of the function is a stage."""
+    """Return the claimed trace that computes frozen weights, and its function; the function's text is a stage."""
     own = context.of_another(Kind.FOLDED, context.config.for_standalone(context.config.operator_executors))
     claimed = context.run_passes(ahead, own, Form.TORCH, Form.FUSED)
     context.stages.append(context.run_passes(claimed, own, Form.FUSED, Form.CODE))
@@ -235,7 +235,7 @@ def _strides_in_torch(trace: Trace, context: Context) -> dict[str, tuple[Dim, ..
 
 
 def _is_taken(bound: BoundSymbol, context: Context) -> bool:
-    """Return whether an executor takes a call as it stands."""
+    """Return whether an executor accepts a call as it stands."""
     return choose(bound, context.config.operator_executors, []) is not None
 
 
@@ -247,7 +247,7 @@ def _runs_in_torch(bound: BoundSymbol, context: Context) -> bool:
 
 
 def gradient_rules(trace: Trace, context: Context) -> Trace:
-    """Run the gradient rules, by which it is known where gradients flow; `differentiate` takes their result."""
+    """Run the gradient rules, which determines where gradients flow; `differentiate` uses their result."""
     config, targets = context.config, names(trace.differentiable_inputs)
     rule_of = chooser(config.executors, context.declined, config.selection)
     context.joint = grad.differentiate(trace, targets, rule_of, again=context.kind is Kind.DOUBLE_BACKWARD)
@@ -255,7 +255,7 @@ def gradient_rules(trace: Trace, context: Context) -> Trace:
 
 
 def differentiate(trace: Trace, context: Context) -> Trace:
-    """Return the program with its gradient rules run, and make its backward."""
+    """Return the program with its gradient rules run, and build its backward."""
     program, joint = context.program, context.joint
     assert joint is not None
     context.optimized = trace
@@ -270,7 +270,7 @@ def differentiate(trace: Trace, context: Context) -> Trace:
 
 
 def rematerialize(trace: Trace, context: Context) -> Trace:
-    """Tag the calls that the backward runs again, rather than read what they saved."""
+    """Tag the calls that the backward recomputes instead of reading saved results."""
     derived, config = context.derivative, context.config
     forward = transforms.rematerialize(
         trace,
@@ -286,7 +286,7 @@ def rematerialize(trace: Trace, context: Context) -> Trace:
 
 
 def split(trace: Trace, context: Context) -> Trace:
-    """Return the forward, with what its backward reads as a second output."""
+    """Return the forward, with the values that its backward reads as a second output."""
     derived = context.derivative
     also = [value for each in derived.forward_calls for value in each.values or ()]
     parts = derived.parts = split_forward(trace, derived.backward, derived.copied, also)
@@ -300,7 +300,7 @@ def split(trace: Trace, context: Context) -> Trace:
 
 
 def inline_effects(trace: Trace, context: Context) -> Trace:
-    """Return one program that computes and then does what its epilogue does: no gradient flows through it."""
+    """Inline the epilogue into a program through which no gradient flows."""
     context.optimized = trace
     whole = inline_epilogue(context.program, trace)
     whole = whole.derive("inline_effects", live_calls(whole.bound_symbols, whole.output_names))
@@ -310,7 +310,7 @@ def inline_effects(trace: Trace, context: Context) -> Trace:
 
 
 def write_in_place(trace: Trace, context: Context) -> Trace:
-    """Update a part of an input where it lies."""
+    """Update a slice of an input in place."""
 
     def operator_of(bound: BoundSymbol) -> Symbol | None:
         return in_place_operator(bound) if _runs_in_torch(bound, context) else None
@@ -319,7 +319,7 @@ def write_in_place(trace: Trace, context: Context) -> Trace:
 
 
 def add_rows_in_place(trace: Trace, context: Context) -> Trace:
-    """Add gradients of a table's rows where the rest of the table's gradient lies."""
+    """Add gradients of a table's rows in place, into the rest of the table's gradient."""
     return transforms.add_rows_in_place(trace, ADD_ROWS, partial(_runs_in_torch, context=context))
 
 
@@ -329,7 +329,7 @@ def sum_few_rows(trace: Trace, context: Context) -> Trace:
 
 
 def scatter_in_place(trace: Trace, context: Context) -> Trace:
-    """Write scatters into zeros to the memory of the zeros."""
+    """Scatter into the memory of the zeros that a scatter reads."""
 
     def in_torch(bound: BoundSymbol) -> bool:
         return _runs_in_torch(bound, context) and not context.config.is_fused(bound)
@@ -338,7 +338,7 @@ def scatter_in_place(trace: Trace, context: Context) -> Trace:
 
 
 def contiguous_batches(trace: Trace, context: Context) -> Trace:
-    """Lay out the factors of batched products where they are made."""
+    """Lay out the factors of batched products contiguously where they are computed."""
     in_torch = partial(_runs_in_torch, context=context)
 
     def strides(trace: Trace) -> Mapping[str, tuple[Dim, ...]]:
@@ -348,13 +348,13 @@ def contiguous_batches(trace: Trace, context: Context) -> Trace:
 
 
 def decoding_attention(trace: Trace, context: Context) -> Trace:
-    """Attend by few queries in kernels of their own, which write a static cache as well."""
+    """Compute attention of few queries by special kernels, which also write a static cache."""
     takes, in_torch = partial(_is_taken, context=context), partial(_runs_in_torch, context=context)
     return transforms.decoding_attention(trace, INDEX_COPY, takes, in_torch)
 
 
 def join_quantized(trace: Trace, context: Context) -> Trace:
-    """Join linear layers with quantized weights of one input, where one executor takes them alone and joined."""
+    """Join linear layers with quantized weights of one input, if one executor accepts them alone and joined."""
     executors = context.config.operator_executors
 
     def executor_of(bound: BoundSymbol) -> Executor | None:
@@ -372,7 +372,7 @@ def join_quantized(trace: Trace, context: Context) -> Trace:
 
 
 def products(trace: Trace, context: Context) -> Trace:
-    """Make one call of each matrix product and the calls that follow it, where that was measured to be faster."""
+    """Make one call of each matrix product and its consumers, where that was measured to be faster."""
     config = context.config
     executor = config.product_executors[0]
     layouts = _layouts_in_torch(trace, context)
@@ -411,28 +411,28 @@ def products(trace: Trace, context: Context) -> Trace:
 
 
 def _layouts_in_torch(trace: Trace, context: Context) -> Layouts:
-    """Return the layouts of all values of a program, as torch's own functions give them."""
+    """Return the layouts of all values of a program, as torch's own functions return them."""
     assert context.layouts is not None
     own = context.of_another(Kind.STANDALONE, context.config.for_standalone([torchex]))
     return context.layouts.copy().run_all(context.run_passes(trace, own, Form.PROGRAM, Form.FUSED))
 
 
 def bucket_collectives(trace: Trace, context: Context) -> Trace:
-    """Gather parameters, and reduce their gradients, several by one message, in an order of all processes."""
+    """Bucket the collectives that gather parameters and reduce gradients, in the same order on all ranks."""
     parameters = find_parameters(context.program.trace)
     inputs = context.derivative.trace.input_names if context.kind is Kind.BACKWARD else None
     return transforms.bucket_collectives(trace, parameters, MESSAGES, inputs)
 
 
 def claim(trace: Trace, context: Context) -> Trace:
-    """Give each call to an executor, at the highest level first."""
+    """Assign each call to an executor, trying the highest level first."""
     config = context.config
     trace, context.claimed = claim_calls(trace, config.executors, context.declined, config.selection)
     return trace
 
 
 def fuse(trace: Trace, context: Context) -> Trace:
-    """Make one call of each fused region, compiled by its fusion executor; note the strides of every value."""
+    """Make one call of each fused region, compiled by its fusion executor; record the strides of every value."""
     config = context.config
     strict = config.strict or config.checks
     trace, claims, regions = fuse_claimed(trace, context.claimed, config.executors, context.layouts, strict=strict)
@@ -443,9 +443,9 @@ def fuse(trace: Trace, context: Context) -> Trace:
 
 
 def restride_outputs(trace: Trace, context: Context) -> Trace:
-    """Give the strides of eager's to outputs of which they were noted, where other calls than eager's make them.
+    """Restore eager's strides of outputs for which they were recorded, where other calls than eager's compute them.
 
-    Those of attention are eager's, and its backward reads them as its kernel wrote them."""
+    Attention's outputs have eager's strides, and its backward reads them as its kernel wrote them."""
     others = [each for each in context.claims if each.level or each.operation in WINDOWED]
     apart = [name for each in others for name in each.outputs if name in context.returned]
     attention_outputs = {name for each in context.claims if each.operation == attention.id for name in each.outputs}
@@ -453,7 +453,7 @@ def restride_outputs(trace: Trace, context: Context) -> Trace:
 
 
 def join_copies(trace: Trace, context: Context) -> Trace:
-    """Write to inputs of one dtype and device by one call."""
+    """Join copies to inputs of one dtype and device into one call."""
     return transforms.join_copies(trace, memory.copies)
 
 
@@ -463,9 +463,9 @@ def overlap_calls(trace: Trace, context: Context) -> Trace:
 
 
 def reduce_in_place(trace: Trace, context: Context) -> Trace:
-    """Have a reduction over processes write its result where its input was, if nothing reads that again.
+    """Make reductions over processes write to their inputs' memory, if nothing reads the inputs again.
 
-    A function that is not forge's or torch's may return its argument, or keep it."""
+    A function that is not forge's or torch's may return its argument, or keep a reference to it."""
     others = [bound for bound in trace.bound_symbols if _runs_code_of_others(bound)]
     unknown = {name for bound in others for name in (*bound.inputs, *bound.outputs)}
     return transforms.reduce_in_place(trace, distributed.REDUCTION, unknown)
@@ -479,7 +479,7 @@ def _runs_code_of_others(bound: BoundSymbol) -> bool:
 
 
 def compare(trace: Trace, context: Context) -> Trace:
-    """Compare each value with that of the reference, as both are computed (check="eager")."""
+    """Compare each value with the reference's, as both are computed (check="eager")."""
     phase = "backward" if context.kind is Kind.BACKWARD else "forward"
     assert context.config.comparison is not None
     assert context.reference is not None
@@ -510,7 +510,7 @@ def cuda_graphs(trace: Trace, context: Context) -> Trace:
 
 
 def overlap_collectives(trace: Trace, context: Context) -> Trace:
-    """Start messages that gather and reduce parameters early, and await them late, within the memory allowed."""
+    """Start messages that gather and reduce parameters early, and await them late, within the memory limit."""
     return transforms.overlap_collectives(trace, find_parameters(context.program.trace), MESSAGES)
 
 
@@ -525,7 +525,7 @@ def bucket_gradients(trace: Trace, context: Context) -> Trace:
 
 
 def lifetimes(trace: Trace, context: Context) -> Trace:
-    """End each value's life at its last use."""
+    """Delete each value after its last use."""
     return transforms.delete_last_used(trace, own_inputs=trace.boxed)
 
 

@@ -1,34 +1,34 @@
 """The pipeline: every pass, in order, from a captured program to generated code.
 
 `PIPELINE` alone decides the order. A captured program enters at Form.TORCH and leaves as code. A backward
-(forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM, and the body of a CUDA graph at Form.FUSED. What
-depends on frozen weights alone runs through it as a trace of its own (Kind.FOLDED), and `forge.executors.claim` runs
+(forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM, and the body of a CUDA graph at Form.FUSED. The
+computation of folded weights is a trace of its own (Kind.FOLDED), and `forge.executors.claim` runs
 the passes from Form.PROGRAM to Form.FUSED (standalone.py). A whole program for AOTInductor is claimed and not fused
 (aot/entry_point.py). `compile_until_stable` (region_artifacts.py) repeats the passes from Form.PROGRAM on, without the
 regions that failed to compile. The second tier of a program (forge/runtime/tiering.py) repeats them with another
-config. Layers are replaced before (forge/capture/layers.py), and the wrappers of a call are a list of their own
+config. Layers are replaced before (forge/capture/layers.py), and the wrappers of a call are a separate list
 (WRAPPERS in forge/runtime/plan.py).
 
-These call the algorithms of forge/transforms themselves, because their traces are no programs yet, or parts of a pass:
-`split` finds common subexpressions and dead calls of a backward among those of its forward, again and again until the
-backward reads nothing but what was saved; forge/transforms/double.py and forge/capture/nested.py make a program of a
+These call the algorithms of forge/transforms directly, because their traces are not programs yet, or parts of a pass:
+`split` runs cse and dce on a backward together with its forward, repeatedly, until the
+backward reads only saved values; forge/transforms/double.py and forge/capture/nested.py make a program of a
 gradient; hubex/derived.py makes the forward and backward of one call, to verify its kernel; compiler/fallback.py prints
 the calls of a region that raised; debug/eager_check.py shortens a reference.
 
-A row states the condition of its pass; a pass does not decide by itself that it has nothing to do. A condition that
-only an analysis can tell has a row before, which leaves the answer in the context (`gradient_rules`).
+A row states the condition of its pass; a pass does not itself decide whether it applies. A condition that
+needs an analysis has an earlier row, which leaves the result in the context (`gradient_rules`).
 
 A stage, one of the traces that forge.last_traces returns, has the name of the pass that made it. A trace that enters
-the pipeline has a name of its own ("recorded", "backward, cse, dce"). Users name their stages: transforms and edited
-files, which `user_transforms` and `codegen` add; `fold_weights` adds the text of what it computes ahead.
+the pipeline has its own name ("recorded", "backward, cse, dce"). Users name their stages: transforms and edited
+files, which `user_transforms` and `codegen` add; `fold_weights` adds the text of the computation that it folds.
 
-docs/how-to/adding-a-pass.md says how to add a pass.
+docs/how-to/adding-a-pass.md explains how to add a pass.
 
-A pass before `differentiate` keeps memory as it is. Gradient rules read the same inputs and results of the program as
-before, or views of them: a change of one of these between forward and backward is an error, as in eager, and a change
-of another is none. A result that has memory of its own stays so: a view in its place is cloned (rewrite).
+A pass before `differentiate` preserves aliasing. Gradient rules read the same inputs and results of the program as
+before, or views of them: changing one of these between forward and backward is an error, as in eager, and changing
+another is not. A result with its own memory keeps it: a view that replaces it is cloned (rewrite).
 
-One file, though long: who reads the order of passes reads their conditions and what starts them, too.
+One file, though long: the order of the passes is read together with their conditions and entry points.
 """
 
 import weakref
@@ -88,20 +88,20 @@ class LoweredProgram(NamedTuple):
 
     @property
     def backward_stages(self) -> list[Trace]:
-        """The stages of its backward, where it has one."""
+        """The stages of its backward, if it has one."""
         return [] if self.backward is None else self.backward.stages
 
     @property
     def backward_claims(self) -> list[Claim]:
-        """The claims of its backward, where it has one."""
+        """The claims of its backward, if it has one."""
         return [] if self.backward is None else self.backward.claims
 
 
 class Pass(NamedTuple):
-    """A pass: run(trace, context) gives a trace. It runs on traces of the form `takes`, where `when` holds, and leaves
-    them in the form `gives`, which is `takes` where it is not named.
+    """A pass: run(trace, context) returns a trace. It runs on traces of the form `takes`, if `when` holds, and leaves
+    them in the form `gives`, by default `takes`.
 
-    phase: to which its time is counted. is_stage: whether a new trace that it returns is one of the stages that
+    phase: where its time is counted. is_stage: whether a new trace that it returns is one of the stages that
     forge.last_traces returns.
     """
 
@@ -122,7 +122,7 @@ def _is(*kinds: Kind) -> Callable[[Trace, Context], bool]:
 
 
 _is_program = _is(Kind.PROGRAM)
-_WITH_GRADIENTS = (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.BACKWARD)  # the kinds of whole programs and their backwards
+_WITH_GRADIENTS = (Kind.PROGRAM, Kind.DOUBLE_BACKWARD, Kind.BACKWARD)  # whole programs and their backwards
 
 
 def _has_transforms(trace: Trace, context: Context) -> bool:
@@ -172,7 +172,7 @@ def _is_differentiated(trace: Trace, context: Context) -> bool:
 
 
 def _may_compute_again(trace: Trace, context: Context) -> bool:
-    """Return whether calls of the forward may run again: under memory="speed", those that gather parameters alone."""
+    """Return whether calls of the forward may be recomputed: under memory="speed", only gathers of parameters."""
     if not _is_differentiated(trace, context):
         return False
     return context.config.memory != "speed" or any(map(is_unshard, trace.bound_symbols))
@@ -183,19 +183,19 @@ def _has_no_gradients(trace: Trace, context: Context) -> bool:
 
 
 def _writes_inputs(trace: Trace, context: Context) -> bool:
-    """Return whether a program without gradients writes to its inputs, and its values are not compared with eager's."""
+    """Return whether a program without gradients writes to its inputs, and is not compared with eager."""
     if context.config.comparison is not None or not _has_no_gradients(trace, context):
         return False
     return any(bound.symbol is prims.copy_ for bound in trace.bound_symbols)
 
 
 def _measures_products(trace: Trace, context: Context) -> bool:
-    """Return whether products are measured with what follows them; those of one call that is measured are not."""
+    """Return whether products are measured with their consumers; those of one call that is measured are not."""
     return bool(context.config.product_executors) and context.kind in _WITH_GRADIENTS
 
 
 def _copies_several(trace: Trace, context: Context) -> bool:
-    """Return whether there are copies to join. Those of an epilogue stay: torch's autograd records them."""
+    """Return whether there are copies to join. An epilogue's stay separate: torch's autograd records them."""
     return context.kind is not Kind.EPILOGUE and sum(map(is_copy, trace.bound_symbols)) > 1
 
 
@@ -210,10 +210,10 @@ def _has_reference(trace: Trace, context: Context) -> bool:
 
 
 def _records_cuda_graphs(trace: Trace, context: Context) -> bool:
-    """Return whether calls are recorded. Those of an epilogue are not: torch's autograd records them."""
+    """Return whether calls are recorded. An epilogue's are not: torch's autograd records them."""
     if not context.config.records_graphs or context.config.comparison is not None or context.kind is Kind.EPILOGUE:
         return False
-    return not _has_messages(trace, context)  # a graph would copy what is gathered
+    return not _has_messages(trace, context)  # a graph would copy the gathered tensors
 
 
 def _sends_gradients(trace: Trace, context: Context) -> bool:
@@ -225,7 +225,7 @@ def _sends_gradients(trace: Trace, context: Context) -> bool:
 
 
 def _gathers_parameters(trace: Trace, context: Context) -> bool:
-    """Return whether parameters are gathered, or gradients reduced, by calls that are not compared with eager's."""
+    """Return whether parameters are gathered, or gradients reduced, by calls that are not compared with eager."""
     return context.kind in _WITH_GRADIENTS and context.config.comparison is None and has_messages(trace)
 
 
@@ -234,7 +234,7 @@ def _has_collectives(trace: Trace, context: Context) -> bool:
 
 
 def _may_add_otherwise(context: Context) -> bool:
-    """Return whether sums are neither compared with eager's nor to be eager's bits."""
+    """Return whether sums may be reordered: they are not compared with eager and need not be bitwise equal to it."""
     config = context.config
     return config.comparison is None and config.numerics == "fast" and bool(config.fusion_executors)
 
@@ -254,22 +254,22 @@ def _adds_rows(trace: Trace, context: Context) -> bool:
 
 
 def _scatters(trace: Trace, context: Context) -> bool:
-    """Return whether a program or a backward has scatters, and values are not compared with eager's. A region has none
-    that write to their arguments."""
+    """Return whether a program or a backward has scatters, and is not compared with eager. Regions have no
+    scatters that write to their arguments."""
     if context.kind not in _WITH_GRADIENTS or context.config.comparison is not None:
         return False
     return any(bound.symbol in SCATTERS for bound in trace.bound_symbols)
 
 
 def _multiplies_batches(trace: Trace, context: Context) -> bool:
-    """Return whether what is around products is fused, in a program or in a backward."""
+    """Return whether neighbouring ops of products are fused, in a program or in a backward."""
     return (
         context.kind in _WITH_GRADIENTS and bool(context.config.fusion_executors) and context.config.comparison is None
     )
 
 
 def _reduces(trace: Trace, context: Context) -> bool:
-    """Return whether there are reductions, and their inputs are not compared with eager's."""
+    """Return whether there are reductions, and their inputs are not compared with eager."""
     return context.config.comparison is None and any(map(is_reduction, trace.bound_symbols))
 
 
@@ -336,8 +336,8 @@ PIPELINE: tuple[Pass, ...] = (
 
 
 def run_passes(trace: Trace, context: Context, start: Form, end: Form) -> Trace:
-    """Return the trace after the passes that bring it from the form `start` to `end`; where `forge.jit(check=…)` is on,
-    each pass is verified (forge/ir/verifier.py)."""
+    """Return the trace after the passes that bring it from the form `start` to `end`; under `forge.jit(check=…)`,
+    the result of each pass is verified (forge/ir/verifier.py)."""
     for each in PIPELINE:
         if not (start <= each.takes < end and each.when(trace, context)):
             continue
@@ -374,11 +374,11 @@ def compile(
     Args:
         program: The captured program.
         config: The resolved options.
-        boundary: The front end's additions to a call, such as the eager function that runs where an assumption of the
+        boundary: The front end's additions to a call, such as the eager function that runs if an assumption of the
             program does not hold.
-        opaque_calls: For the report, the names of functions that torchlang does not have.
-        layers: For the report, the modules for which there are layers.
-        seconds: For the report, the time that was spent before, by phase.
+        opaque_calls: For the report, the names of functions without torchlang symbols.
+        layers: For the report, the modules with layers.
+        seconds: For the report, the time spent before, by phase.
 
     Returns:
         The callable, and the report of its compilation.
@@ -415,13 +415,13 @@ def _assumes(program: Program) -> bool:
 
 
 def optimize(trace: Trace, context: Context) -> Trace:
-    """Return a trace of torch's functions optimized, and differentiated where gradients flow; its stages go to the
+    """Return a trace of torch's functions optimized, and differentiated if gradients flow; its stages go to the
     report."""
     report = context.report
     context.stages.append(trace)
     trace = run_passes(trace, context, Form.TORCH, Form.PROGRAM)
     report.traces += context.stages
-    context.stages = []  # the report alone keeps them alive
+    context.stages = []  # only the report keeps them alive
     if context.derivative_or_none is not None:
         report.saved += context.derivative.parts.saved_values()
     context.reference = context.program.trace
@@ -439,8 +439,8 @@ def lower(trace: Trace, context: Context) -> tuple[CompiledPlan, SecondTier | No
 def _lower_once(
     trace: Trace, context: Context, config: Config, first: CompiledPlan | None = None
 ) -> tuple[LoweredProgram, list[FusedRegion]]:
-    """Return the program and its fused regions. first: the plan of the first tier, where this is the second: it shares
-    the epilogue, and the backwards that are compiled when they are needed."""
+    """Return the program and its fused regions. first: the plan of the first tier, if this is the second: it shares
+    the epilogue, and the backwards that are compiled on first use."""
     context = context.attempt(config, times_passes=first is None)
     _run_to_code(trace, context)
     forward = context.generated
@@ -490,15 +490,15 @@ def _sets_mode(trace: Trace) -> bool:
 
 
 def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> SecondTier | None:
-    """Return the second tier of a program that was lowered, where launches may cost more than what they compute: CUDA
-    graphs where most of its calls can be recorded, else larger regions."""
+    """Return the second tier of a program that was lowered, if launches may cost more than their kernels: CUDA
+    graphs if most of its calls can be recorded, else larger regions."""
     config, layouts = context.config, first.context.layouts
     assert layouts is not None
     lowered = [stages[-1] for stages in (first.context.stages, first.backward_stages) if stages]
     is_symbolic = any(map(has_symbolic_sizes, lowered))
     records = config.may_record_later and all(map(can_record, lowered))
     records = records and not any(map(is_unshard, context.program.trace.bound_symbols))
-    records = records and not (is_symbolic and len(lowered) > 1)  # what each size saves would stay in memory
+    records = records and not (is_symbolic and len(lowered) > 1)  # each size would keep its own memory
     hidden = None
     if records or _may_enlarge_regions(config, first.plan):
         hidden = hidden_seconds(lowered[0], layouts.flops, may_be_symbolic=records)
@@ -509,8 +509,8 @@ def _second_tier(trace: Trace, context: Context, first: LoweredProgram) -> Secon
 
 
 def _may_enlarge_regions(config: Config, first: CompiledPlan) -> bool:
-    """Return whether there are larger regions, and gradients do not leave the backward in buckets: larger regions would
-    give all at their ends."""
+    """Return whether there are larger regions, and gradients do not leave the backward in buckets: larger regions
+    would return them all at the end."""
     return config.has_second_tier and not (first.training is not None and first.training.buckets)
 
 
@@ -530,7 +530,7 @@ def _compile_second_tier(
     plan = second.plan._replace(attends=attends)
 
     def install() -> None:
-        if records:  # graphs are of one process
+        if records:  # graphs belong to one process
             report.uses_cuda_graphs = True
             report.recorded = [each[-1] for each in (stages, second.backward_stages) if each]
             return
@@ -571,7 +571,7 @@ def _compile_alone(config: Config, trace: Trace, executors: Sequence[Executor], 
     context = context_of(Kind.CALL, config, program, report)
     try:
         plan, _ = lower(optimize(trace, context), context)
-    except RegionError as error:  # the call that is measured is all of its region
+    except RegionError as error:  # its region is the measured call alone
         assert error.__cause__ is not None
         raise error.__cause__ from None
     forward, training = plan.forward.function, plan.training

@@ -1,6 +1,6 @@
-"""The result of a front end: a pure trace, and an epilogue that does what eager does to its caller's memory.
+"""The result of a front end: a pure trace, and an epilogue that has eager's effects on the caller's memory.
 
-The trace computes values. The epilogue writes changed inputs back, makes the outputs that are views (of inputs, or of
+The trace computes values. The epilogue writes mutated inputs back, makes the outputs that are views (of inputs, or of
 each other) and builds the user's result. In training it runs outside of the autograd.Function, so that torch's autograd
 sees the writes and the views.
 """
@@ -31,7 +31,7 @@ class StrictError(RuntimeError):
 class Unsupported(NotImplementedError):
     """A program that forge cannot compile and that runs in eager; carries the reason.
 
-    advice: what to write instead. source: where the call stands, which the message names.
+    advice: what to write instead. source: the location of the call, which the message names.
     """
 
     def __init__(self, reason: str, advice: str = "take that call out of it") -> None:
@@ -44,13 +44,13 @@ class Unsupported(NotImplementedError):
         return f"{self.args[0]} ({line})" if line else str(self.args[0])
 
     def at(self, source: Source | None) -> None:
-        """Set the source to the call at `source`, unless a call inside of that one is known."""
+        """Set the source to the call at `source`, unless a nested call is already known."""
         self.source = self.source or source
 
 
 class EagerFallback(Exception):
     """A frame must run in eager because of one call. `reason` is the exception that torch would raise for it though
-    Dynamo's fake tensors did not; in eager the program may catch it. Where Dynamo's graph is not what the program says,
+    Dynamo's fake tensors did not; in eager the program may catch it. If Dynamo's graph differs from the program,
     `reason` is an Unsupported."""
 
     def __init__(self, reason: Exception, source: Source | None = None) -> None:
@@ -66,9 +66,9 @@ class Program:
     """A recorded program.
 
     `trace` maps inputs to a flat list of values; `epilogue` maps inputs and those values to the result, and is None
-    where the result is a tuple of the values themselves. `mutated` lists the positions of inputs that change. `grad`
-    says whether grad is enabled where the program is called. `weights` lists the positions of inputs that are
-    parameters or buffers of modules, `unversioned` those of weights of which no version tells when they change.
+    if the result is a tuple of the values themselves. `mutated` lists the positions of inputs that change. `grad`
+    is the grad mode in which the program is called. `weights` lists the positions of inputs that are parameters or
+    buffers of modules, `unversioned` those of weights whose changes no version counter records.
     """
 
     weights: Sequence[int] = ()
@@ -82,7 +82,7 @@ class Program:
 
 
 class _Finisher:
-    """Collects the values that an epilogue needs."""
+    """Collector of the values that an epilogue needs."""
 
     def __init__(self, trace: Trace, memory: Memory) -> None:
         self.trace = trace
@@ -97,7 +97,7 @@ class _Finisher:
         }
 
     def value(self, storage: Storage) -> TensorProxy:
-        """Return the storage's final value, as a value of the trace that nothing else shares."""
+        """Return the storage's final value, as a value of the trace that nothing else aliases."""
         value = self.value_of.get(id(storage))
         if value is None:
             value = storage.value
@@ -109,11 +109,11 @@ class _Finisher:
         return value
 
     def numbers(self, of: Any) -> list[BoundSymbol]:
-        """Return the readings of the numbers that what is in a nest is made of, as the epilogue can do them."""
+        """Return the calls by which an epilogue can read the numbers in a pytree."""
         return [self.read(self.items[name]) for name in dict.fromkeys(names(of)) if name in self.items]
 
     def read(self, item: BoundSymbol) -> BoundSymbol:
-        """Return a number's reading from a tensor, as the epilogue can do it: from an input that stays, or a value."""
+        """Return the call by which an epilogue can read a number of a tensor: an unchanged input, or a value."""
         tensor, *rest = item.args
         if tensor.name not in self.inputs or tensor.name in self.dirty:
             tensor = prims.clone(tensor) if tensor.name in self.used_names else tensor
@@ -148,7 +148,7 @@ def finish(trace: Trace, result: Any, *, grad: bool) -> Program:
 
 
 def _check_names(trace: Trace) -> None:
-    """Raise Unsupported where a call reads a length that no input and no call before it gives."""
+    """Raise Unsupported if a call reads a size that neither an input nor an earlier call defines."""
     definitions = {*trace.input_names, *trace.constants}
     for bound in trace.bound_symbols:
         for name in bound.inputs:
@@ -158,8 +158,8 @@ def _check_names(trace: Trace) -> None:
 
 
 class _OutputPlan:
-    """A plan of how one tensor of the result is made, from an input or a value through a chain of views. written:
-    values that are written to it afterwards, for the sake of its autograd history."""
+    """A plan for one tensor of the result: an input or a value, and a chain of views. written: values that are written
+    to it afterwards, for the sake of its autograd history."""
 
     def __init__(self, handle: TensorProxy, finisher: _Finisher) -> None:
         ref = finisher.memory.ref(handle)
@@ -187,7 +187,7 @@ class _OutputPlan:
 
 
 class _Epilogue:
-    """Writes an epilogue's calls, each in its grad mode."""
+    """Writer of an epilogue's calls, each in its grad mode."""
 
     def __init__(self, grad: bool, inference: bool) -> None:
         self.grad = grad
@@ -196,7 +196,7 @@ class _Epilogue:
         self.numbers: set[str] = set()
 
     def read(self, numbers: Iterable[BoundSymbol]) -> None:
-        """Write calls that read a number of a tensor, each of which several outputs may need, once."""
+        """Write calls that read a number of a tensor, once for all outputs that need it."""
         for number in numbers:
             if self.numbers.isdisjoint(number.outputs):
                 self.numbers.update(number.outputs)
@@ -214,7 +214,7 @@ class _Epilogue:
         (prims.copy_ if storage.versioned else prims.copy_data_)(storage.root, value)
 
     def show(self, planned: _OutputPlan) -> TensorProxy:
-        """Return a tensor of the result; views that several have in common are one."""
+        """Return a tensor of the result; views that several outputs share are written once."""
         result: TensorProxy = planned.base
         key: tuple[Any, ...] = (result.name,)
         if planned.elsewhere:
@@ -259,7 +259,7 @@ def _epilogue(
 
 
 def inline_epilogue(program: Program, trace: Trace) -> Trace:
-    """Return one trace that computes and then does what the epilogue does: what runs when no gradient is needed.
+    """Return one trace that computes and then runs the epilogue, for programs that need no gradient.
 
     `trace` is the program's own, transformed.
     """
@@ -285,9 +285,10 @@ def inline_epilogue(program: Program, trace: Trace) -> Trace:
 
 
 def write_early(epilogue: Trace, forward: Trace, active: Collection[str]) -> tuple[Trace, Trace]:
-    """Return the epilogue without the writes that autograd need not see, and the forward with them at its end: running
-    statistics, counters. So they are part of what torch.utils.checkpoint runs again, which it ends when the forward's
-    tensors are saved.
+    """Move the epilogue's writes that autograd need not see (running statistics, counters) to the end of the forward.
+
+    Return (epilogue, forward). torch.utils.checkpoint then repeats these writes: it stops the recomputation when the
+    forward's tensors are saved.
 
     active: the names of values through which gradients flow.
     """
@@ -304,8 +305,8 @@ def write_early(epilogue: Trace, forward: Trace, active: Collection[str]) -> tup
 
 
 def _of_other_names(epilogue: Trace, joined: Trace) -> dict[str, Proxy]:
-    """Return new names of values that the epilogue defines by a name that a transform of the trace has given to
-    another: a result, a constant (folded), or an input (what frozen weights were folded to)."""
+    """Return new names for values of the epilogue whose names a transform has given to another value of the trace:
+    a result, a constant (folded), or an input (a folded weight)."""
     collisions = {
         *joined.input_names,
         *joined.constants,

@@ -1,8 +1,8 @@
-"""Compiled functions of fused regions: identical regions share one, and a program is lowered again without those that
-failed.
+"""Compiled functions of fused regions: identical regions share one, and a program is lowered again without regions
+that failed.
 
-A region's key is its calls with names by position, and the metadata of what it reads, strides included: the layers of a
-model are one artifact.
+A region's key is its calls with positions for names, and the metadata of its inputs, strides included: the layers of a
+model share one artifact.
 """
 
 import functools
@@ -41,7 +41,7 @@ class FusedRegion(NamedTuple):
 def compile_until_stable(attempt: Callable[[], tuple[T, list[FusedRegion]]]) -> T:
     """Return the result of `attempt` once all fused regions that it compiled, in other processes too, can be called.
 
-    attempt: returns (result, its fused regions). A region that cannot be called after all is declined from then on, and
+    attempt: returns (result, its fused regions). If a region fails to compile, it is declined from then on, and
     `attempt` runs again.
     """
     with progress.display():
@@ -52,7 +52,7 @@ def compile_until_stable(attempt: Callable[[], tuple[T, list[FusedRegion]]]) -> 
 
 
 def discard_failed(regions: Sequence[FusedRegion]) -> bool:
-    """Wait for fused regions, and decline from now on those that cannot be called; return whether there are some."""
+    """Wait for fused regions, and decline from now on those that cannot be called; return whether there are any."""
     return bool([fuser for fuser in {each.fuser for each in regions} if _discard_failed(fuser, regions)])
 
 
@@ -72,18 +72,18 @@ def compile_once(
     artifacts = _artifacts.setdefault(fuser, BoundedDict(MAX_ARTIFACTS))
     try:
         function = artifacts.get(key)
-    except TypeError:  # a call's argument is not hashable
+    except TypeError:  # an argument of a call is unhashable
         return None, _compile(fuser, region())
     if function is None:
         function = _compile(fuser, region())
-        if not (strict and isinstance(function, Declined) and function.error is not None):  # it is to be raised
+        if not (strict and isinstance(function, Declined) and function.error is not None):  # else it is raised
             artifacts[key] = function
     return key, function
 
 
 def _compile(fuser: FusionExecutor, region: Trace) -> Callable[..., Any] | Declined:
-    """Return the function that a fusion executor makes of a region, or Declined, with the error where it fails. Raises
-    TypeError if the executor returns anything else, and CheckError."""
+    """Return the function that a fusion executor compiles for a region, or Declined, with the error if it fails.
+    Raises TypeError if the executor returns anything else, and CheckError."""
 
     @functools.wraps(fuser.fuse)
     def fuse(region: Trace) -> Any:

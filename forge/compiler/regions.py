@@ -1,11 +1,11 @@
-"""Partition of a program's fusible calls into regions, one for each level.
+"""Partition of a program's fusible calls into regions, one per level.
 
-A level is how many cuts (calls that run by themselves: matrix products, kernels) stand between a call and the
-program's inputs. All fusible calls of one level are one region: a region reads what was made at earlier levels and the
-cuts of its own, never another region of its level, so that regions cannot depend on each other in a circle. Four
-walks find the levels: forward, by inputs; the cuts whose results only leave the program (the gradients of weights) one
-level later, so that they split no region; a cut that nothing waits for one level later, where the calls before it read
-what a region of its level reads anyway; backward, each fusible call as late as its readers allow. Views belong to no
+A call's level is the number of cuts (calls outside of regions: matrix products, kernels) between it and the
+program's inputs. All fusible calls of one level are one region: a region reads results of earlier levels and of the
+cuts of its own, never another region of its level, so that regions cannot depend on each other in a cycle. Four
+walks find the levels: forward, from operands; cuts whose results only leave the program (gradients of weights) one
+level later, so that they split no region; a cut without waiting users one level later, if the calls before it read
+the same memory as a region of its level; backward, each fusible call as late as its users allow. Views belong to no
 region: each reader makes its own.
 """
 
@@ -17,17 +17,17 @@ from forge.ir import BoundSymbol, NumberProxy, Tag
 from forge.ir.pytree import names, proxies, tensors
 from forge.prims.distributed import MESSAGE_TAGS
 
-_LARGE = 2**16  # elements of a tensor that is worth reading once
+_LARGE = 2**16  # elements of a tensor that is worth reading only once
 BARRIERS = frozenset({Tag.EFFECT})
 ORDERED = frozenset({Tag.RANDOM, Tag.OPAQUE, Tag.SYNCHRONIZING})
-_SENDS = frozenset({Tag.SENDS})  # in the program's order
+_SENDS = frozenset({Tag.SENDS})  # kept in the program's order
 
 
 class Node:
-    """One call of a program to be cut into regions.
+    """One call of a program to be partitioned into regions.
 
-    `calls` are the executors' calls that run it where no region does, `bound` is what the trace says; `fuser` takes it
-    into a region (None: a cut), `view`: its results are memory of its arguments. `reads` and `makes` are names.
+    `calls` are the executors' calls that run it outside of regions, `bound` is the trace's call; `fuser` takes it
+    into a region (None: a cut), `view`: its results alias its arguments. `reads` and `makes` are names.
     """
 
     __slots__ = ("bound", "calls", "fuser", "level", "makes", "readers", "reads", "view")
@@ -69,7 +69,7 @@ class Region:
 
 
 def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | Region"]:
-    """Return the program's cuts and regions in an order in which they can run; views are in none of them."""
+    """Return the program's cuts and regions in an executable order, without views."""
     _read_lengths(nodes)
     makers = _link(nodes)
     _count_cuts(nodes, makers)
@@ -82,7 +82,7 @@ def find_regions(nodes: Sequence[Node], outputs: Iterable[str]) -> list["Node | 
 
 
 def _read_lengths(nodes: Sequence[Node]) -> None:
-    """Add to a call's inputs the numbers, made before it, that its tensors' sizes consist of: a region takes them as
+    """Add to a call's inputs the symbols of its tensors' sizes that earlier calls define: a region takes them as
     inputs."""
     lengths: set[str] = set()
     for node in nodes:
@@ -109,7 +109,7 @@ def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
         if node.has(_SENDS):
             send = level = max(level, send)
         elif node.is_cut:
-            if node.has(BARRIERS):  # no call moves from before it to after it, or back
+            if node.has(BARRIERS):  # no call moves across it
                 barrier = level = highest + 1
             if node.has(ORDERED):
                 ordered = level = max(level, ordered)
@@ -118,7 +118,7 @@ def _count_cuts(nodes: Sequence[Node], makers: dict[str, Node]) -> None:
 
 
 def _first_level(maker: Node, node: Node) -> int:
-    """Return the first level of a node that reads what another makes."""
+    """Return the first level of a node that reads another's results."""
     if not maker.is_cut:
         return maker.level + (node.is_cut or maker.fuser is not node.fuser)
     return maker.level + (node.is_cut and not (maker.message or node.message))
@@ -135,7 +135,7 @@ def _move_leaves(nodes: Sequence[Node]) -> None:
 
 
 def _settle(nodes: Sequence[Node], makers: Mapping[str, Node]) -> None:
-    """Have messages follow the leaves that they send, each other, and be followed by what reads them."""
+    """Order messages after the leaves that they send and after each other, and their readers after them."""
     send = 0
     for node in nodes:
         level = max([_first_level(makers[name], node) for name in node.reads if name in makers], default=0)
@@ -145,8 +145,8 @@ def _settle(nodes: Sequence[Node], makers: Mapping[str, Node]) -> None:
 
 
 def _delay_cuts(nodes: Sequence[Node], makers: Mapping[str, Node], outputs: Set[str]) -> None:
-    """Delay cuts by one level where the calls that feed them alone can then be in a region that reads the same memory:
-    the softmax that attention's backward computes again, for a product that waits for nothing, beside its gradient."""
+    """Delay cuts by one level if the calls that feed only them can then join a region that reads the same memory:
+    the softmax that attention's backward recomputes, for a product without waiting users, beside its gradient."""
     if any(node.has(BARRIERS) for node in nodes):
         return
     at_level: dict[int, list[Node]] = {}
@@ -168,7 +168,7 @@ def _delay_cuts(nodes: Sequence[Node], makers: Mapping[str, Node], outputs: Set[
 
 
 def _latest_levels(nodes: Sequence[Node]) -> dict[int, int]:
-    """Return the last level of each node, by its id, with which there are no more levels than now."""
+    """Return the last level of each node, by its id, that does not add a level."""
     last = max((node.level for node in nodes), default=0)
     latest: dict[int, int] = {}
     for node in reversed(nodes):
@@ -182,7 +182,7 @@ def _latest_levels(nodes: Sequence[Node]) -> dict[int, int]:
 
 
 def _delay(node: Node, level: int) -> None:
-    """Bring a node to a later level, and those that read what it makes."""
+    """Move a node to a later level, and its users with it."""
     waiting = [(node, level)]
     while waiting:
         node, level = waiting.pop()
@@ -192,8 +192,8 @@ def _delay(node: Node, level: int) -> None:
 
 
 def _feeding(cut: Node, makers: Mapping[str, Node], outputs: Set[str]) -> list[Node]:
-    """Return the fusible calls before a cut, through views too, that could be at its own level: their results are read
-    by it, by each other, and by fusible calls of that level or later."""
+    """Return the fusible calls before a cut, through views too, that could be at its level: their users are the cut,
+    each other, and fusible calls of that level or later."""
     result: dict[int, Node] = {}
     inside = {id(cut)}
     waiting = [cut]
@@ -211,7 +211,7 @@ def _feeding(cut: Node, makers: Mapping[str, Node], outputs: Set[str]) -> list[N
 
 
 def _is_at(node: Node, level: int) -> bool:
-    """Return whether all that a fusible call or a view becomes is at a level or later."""
+    """Return whether all users of a fusible call or a view are at a level or later."""
     if node.view:
         return all(_is_at(reader, level) for reader in node.readers)
     return not node.is_cut and node.level >= level
@@ -234,12 +234,12 @@ def _move_late(nodes: Sequence[Node], outputs: set[str]) -> None:
 
 
 def _is_sent(node: Node) -> bool:
-    """Return whether a message waits for what a node makes."""
+    """Return whether a message waits for a node's results."""
     return any(reader.message or (reader.view and _is_sent(reader)) for reader in node.readers)
 
 
 def _before(node: Node, reader: Node) -> int:
-    """Return the last level at which a node may make what another reads."""
+    """Return the last level at which a node can feed another."""
     if reader.is_cut:
         return reader.level - 1
     return reader.level - (reader.fuser is not node.fuser)

@@ -1,4 +1,4 @@
-"""CompileReport: how a program came about, for forge.explain, forge.last_traces and the logs."""
+"""CompileReport: how a program was compiled, for forge.explain, forge.last_traces and the logs."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from forge.ir.printing import STATEMENTS
 from forge.runtime.cuda_graphs import Graph
 from forge.transforms.split import SavedValue
 
-MAX_CALLS = 10_000  # of all stages of a program that are in memory; a call takes 400 bytes
+MAX_CALLS = 10_000  # in all stages of a program kept in memory; a call takes 400 bytes
 ALL_STAGES = "FORGE_KEEP_STAGES"
 SHORTENED = f"of stages of more than {MAX_CALLS} calls the last one alone is kept; {ALL_STAGES}=1 keeps all of them"
 
@@ -24,7 +24,7 @@ SHORTENED = f"of stages of more than {MAX_CALLS} calls the last one alone is kep
 class LayerUse(NamedTuple):
     """One call of a module for which a layer was requested.
 
-    how: "traced" or "one call", None where the module's own forward runs; then `reason` says why. layer: "" where the
+    how: "traced" or "one call", None if the module's own forward runs; then `reason` says why. layer: "" if the
     module's call does not fit it.
     """
 
@@ -45,29 +45,29 @@ class LayerUse(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class CompileReport:
-    """A record of one program's compilation, and of what runs its calls.
+    """A record of one program's compilation, and of the executors of its calls.
 
-    Known when it is made:
-        opaque_calls: the names of functions that torchlang does not have.
-        layers: modules for which there are layers.
+    Set at construction:
+        opaque_calls: the names of functions without torchlang symbols.
+        layers: modules with layers.
         uses_cuda_graphs: whether the program was to run as CUDA graphs.
-        recorded: the forward and the backward with graphs in them, where a program is recorded after it ran without:
+        recorded: the forward and the backward with graphs in them, if a program is recorded after it ran without:
             its calls are those of `traces`.
         frozen, unfrozen: what was folded into weights; what was not, and why.
 
     Added by the compiler:
         traces: the stages of the forward, or of the whole program where no gradient is needed.
-        backward_traces: those of the last backward, which is compiled when it is first needed.
+        backward_traces: those of the last backward, which is compiled on first use.
         claims, backward_claims: the executor of each call, and who declined it and why.
-        saved: what a forward saves for its backward.
+        saved: the residuals that a forward saves for its backward.
         measured: times of candidates for calls (select="measured").
         double_backwards: the reports of backwards that were compiled as programs, to be differentiated.
-        wrappers: the names of what runs around the generated functions (forge/runtime/plan.py), the innermost first.
+        wrappers: the names of the wrappers of the generated functions (forge/runtime/plan.py), innermost first.
         seconds: compile time by phase.
         shortened: whether only the last stages are in memory.
 
     Set by forge/cache/:
-        uncached: why the program is not on disk, None where it is or was not asked for.
+        uncached: why the program is not on disk, None if it is or caching was not requested.
     """
 
     cached: ClassVar[bool] = False  # read from disk
@@ -101,7 +101,7 @@ class CompileReport:
         return forward, backward
 
     def cuda_graphs(self) -> tuple[int, list[str]]:
-        """Return the number of CUDA graphs, and the reasons for calls outside of them, where CUDA graphs were
+        """Return the number of CUDA graphs, and the reasons for calls outside of them, if CUDA graphs were
         requested."""
         if not self.uses_cuda_graphs:
             return 0, []
@@ -122,14 +122,14 @@ class CompileReport:
         backward_traces: Sequence[Trace] = (),
         backward_claims: Sequence[Claim] = (),
     ) -> None:
-        """Report what the program was lowered to, and runs from now on: its first tier, then its second."""
+        """Report the program's lowered form, which runs from now on: its first tier, then its second."""
         self.traces += traces
         self.claims[:] = claims
         self.backward_traces += backward_traces
         self.backward_claims[:] = backward_claims
 
     def replace_backward(self, traces: Sequence[Trace], claims: Sequence[Claim]) -> None:
-        """Report another backward, which was compiled when it was needed."""
+        """Report another backward, which was compiled on first use."""
         self.backward_traces[:], self.backward_claims[:] = traces, claims
 
     def shorten(self) -> None:
@@ -142,7 +142,7 @@ class CompileReport:
 
     @contextmanager
     def time_phase(self, phase: str) -> Iterator[None]:
-        """Add the time that passes inside to `seconds[phase]`."""
+        """Add the time spent in the context to `seconds[phase]`."""
         start = time.perf_counter()
         try:
             yield

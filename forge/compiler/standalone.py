@@ -1,4 +1,4 @@
-"""Claiming and fusing a trace that is no program: the passes `claim` and `fuse` alone."""
+"""The passes `claim` and `fuse` by themselves, for a trace that is not a program."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -27,18 +27,18 @@ def claim(
     """Return the trace with every call claimed by an executor, and the claims.
 
     Executors are offered each call in order, at the highest level first. A call that a fusion executor accepts is
-    claimed by a later executor as well, which runs it where no region pays.
+    claimed by a later executor as well, which runs it if no region pays.
 
     Args:
         trace: The program.
         executors: Executors in order of priority.
-        earlier: By output name, the reasons why calls that were decomposed before this pass had been declined.
+        earlier: By output name, the reasons for which calls decomposed before this pass were declined.
         layouts: The strides of the inputs; those of every value are added.
         select: Excludes executors from calls that they would take.
         strict: True if a region that fails is an error.
 
     Raises:
-        NotImplementedError: naming a prim that nobody claims, with the reasons.
+        NotImplementedError: No executor claims a prim; names it, with the reasons.
     """
     config, report = Config(executors=tuple(executors), selection=select, strict=strict), CompileReport()
     program = Program(trace, None, [], grad=False)

@@ -1,7 +1,7 @@
-"""Calls with everything unspecified varied (strides, uninitialized memory), for forge.jit(check="regions").
+"""Calls with randomized unspecified behaviour (strides, uninitialized memory), for forge.jit(check="regions").
 
-The strides of a value may be decided by the kernel that torch chooses when a program runs, and memory that was
-allocated holds what was there before. Chance gives what a program expects; code that relies on it is wrong elsewhere.
+The strides of a value may depend on the kernel that torch selects at run time, and allocated memory holds arbitrary
+contents. A program that happens to get what it expects may fail elsewhere.
 """
 
 import random
@@ -20,7 +20,7 @@ _random = random.Random(0)
 
 
 def with_unspecified(call: BoundSymbol, layouts: Layouts, visible: Collection[str]) -> BoundSymbol:
-    """Return a claimed call that gives random strides where they are a promise, and NaN in memory that it allocates.
+    """Return a claimed call whose result has random strides where they are a promise, and NaN in uninitialized memory.
 
     visible: the names of values whose strides the caller of the program sees.
     """
@@ -58,7 +58,7 @@ def _with_random_strides(op: Callable[..., Any], places: Collection[int], *args:
 
 
 def randomly_strided(x: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a copy of a tensor whose dims lie in memory in random order, with gaps that hold NaN; None for None."""
+    """Return a copy of a tensor with its dims in random memory order and NaN in gaps between them; None for None."""
     if x is None or x.numel() < 2:
         return x
     order = _random.sample(range(x.ndim), x.ndim)
