@@ -21,7 +21,7 @@ from forge.torch_internals.tensors import base_of, is_view, storage_id, version_
 from forge.torchlang import autocast_mode
 from forge.torchlang.opaque import OpaqueGraph, UnreachedInputs
 
-_SIZES = 64  # programs that are for one size each
+_SIZES = 64  # programs specialized to one size each
 _DREW = (
     "double backward (create_graph=True) through {}: it draws random numbers, which cannot be drawn again; "
     "run it in eager, or without its randomness"
@@ -29,12 +29,12 @@ _DREW = (
 
 
 class Sources(NamedTuple):
-    """Where a differentiable backward finds the program's inputs, each with its autograd history.
+    """The locations where a differentiable backward finds the program's inputs, each with its autograd history.
 
-    saved: places among the saved tensors, by the input's position. remembered: positions of the other tensors that it
-    may read; mutated: of those among them that the program changes. numbers: positions of inputs that are no tensors.
-    detached: positions of inputs that require grad and to which no output's gradient flows: an edge to one would have
-    its hooks called with None, and fix the shape that its gradient has.
+    saved: indices among the saved tensors, by the input's position. remembered: positions of the other tensors that it
+    may read; mutated: the subset that the program mutates. numbers: positions of inputs that are not tensors.
+    detached: positions of inputs that require grad and to which no output's gradient flows: an edge to one would call
+    its hooks with None, and fix the shape of its gradient.
     """
 
     saved: dict[int, int]
@@ -45,11 +45,11 @@ class Sources(NamedTuple):
 
 
 class DifferentiableBackward(NamedTuple):
-    """A backward as a program of the forward's inputs, which is differentiated as any other.
+    """A backward as a program of the forward's inputs, differentiable like any other.
 
-    function: takes all inputs (None for one that is not read), what was drawn, and the gradients that there are.
-    reads: the positions of the inputs that it reads. draws: places of what it is given among the saved tensors and
-    numbers. targets: which inputs' gradients it returns.
+    function: takes all inputs (None for one that is not read), the random draws, and the gradients that exist.
+    reads: the positions of the inputs that it reads. draws: the indices of the draws among the saved tensors and
+    numbers. targets: the inputs whose gradients it returns.
     """
 
     function: Callable
@@ -59,7 +59,7 @@ class DifferentiableBackward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """A generated backward. read: places of the saved tensors that it reads; the others may have changed. None: all."""
+    """A generated backward. read: indices of the saved tensors that it reads; others may be mutated. None: all."""
 
     function: Callable
     read: Collection[int] | None = None
@@ -68,8 +68,8 @@ class Backward(NamedTuple):
 class LazyBackward:
     """A backward that is compiled on first use, after Dynamo has taken its guards.
 
-    compile(key): compiles it for every size, or for one where its sizes decide the result. numbers(): the symbolic
-    numbers of the program's inputs. ready: backwards that are compiled already.
+    compile(key): compiles it for every size, or for one if its sizes decide the result. numbers(): the symbolic
+    numbers of the program's inputs. ready: backwards that are already compiled.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LazyBackward:
 
     def get(self, key: tuple, sizes: Sequence[Any]) -> Any:
         """Return the function of `key`, for these values of the numbers."""
-        with self._lock:  # threads may meet here
+        with self._lock:  # threads may race
             function = self.ready.get(key) or self._for_sizes.get((key, *sizes))
             if function is None:
                 with specialize_sizes(self._numbers(), sizes) as assumed:
@@ -97,13 +97,14 @@ class LazyBackward:
 
 
 class DifferentiableCall:
-    """A compiled forward that saves, and the backwards that read what it saved.
+    """A compiled forward that saves residuals, and the backwards that read them.
 
     forward(*inputs) returns (outputs, saved tensors, saved numbers). `backwards` has a Backward for each set of outputs
-    that have a gradient, so that an unused output costs nothing and leaves None. `batched` has those for gradients on
-    which no other code than torch's runs (`_needs_torch_backward`). `double_backwards` has the DifferentiableBackward
-    for a set of outputs, those of their gradients that have a history, whether torch's code alone runs on them, and the
-    gradients of opaque calls that are None. It runs in place of the backward under create_graph=True.
+    that have a gradient, so that an unused output costs nothing and its gradient stays None. `batched` has those for
+    gradients on which only torch's own code runs (`_needs_torch_backward`). `double_backwards` has a
+    DifferentiableBackward for a set of outputs, those of their gradients that have a history, whether only torch's code
+    runs on them, and the gradients of opaque calls that are None. It runs in place of the backward under
+    create_graph=True.
     """
 
     def __init__(
@@ -119,13 +120,13 @@ class DifferentiableCall:
         self._batched = batched
         self._double_backwards = double_backwards
         self._sources = sources
-        self._unreached: dict[int, frozenset[int]] = {}  # of opaque calls, by their graphs' places
+        self._unreached: dict[int, frozenset[int]] = {}  # of opaque calls, by the indices of their graphs
         self._function = _function_of(self, forward, non_differentiable, sources, backwards, batched)
         apply = self._function.apply
         self.apply = _detach_inputs(apply, sources.detached) if sources.detached else apply
 
     def backward_with_graphs(self, ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]) -> tuple:
-        """Return the gradients of the inputs where opaque calls have some."""
+        """Return the gradients of the inputs if opaque calls have some."""
         _, gradients = self._run_backward(ctx, present, incoming)
         _free_saved(ctx)
         return gradients
@@ -155,8 +156,8 @@ class DifferentiableCall:
     def _run_backward(
         self, ctx: Any, present: tuple[bool, ...], incoming: list[torch.Tensor]
     ) -> tuple[frozenset, tuple]:
-        """Return the gradients of the inputs, and which of those of opaque calls are None, as (place of the graph,
-        input): that is known only when they run, and most likely as it was before."""
+        """Return the gradients of the inputs, and the opaque calls' gradients that are None, as (index of the graph,
+        input): these are known only at run time; the previous ones are tried first."""
         graphs = {place: graph for place, graph in enumerate(ctx.numbers) if _is_graph(graph)}
         compiled = self._batched if any(map(_needs_torch_backward, incoming)) else self._backwards
         for place, graph in graphs.items():
@@ -171,11 +172,11 @@ class DifferentiableCall:
                 self._unreached.update((place, graph.unreached) for place, graph in graphs.items())
 
     def apply_in_buckets(self, parts: Sequence[Sequence[int]]) -> Callable:
-        """Return `apply` with a node for each part of the gradients. The backwards are generators: autograd hands a
-        part on, and calls its hooks, before the next one is computed.
+        """Return `apply` with one autograd node per bucket of gradients. The backwards are generators: autograd passes
+        a bucket on, and calls its hooks, before the next one is computed.
 
-        The nodes are a chain. The last one made is the forward's, which gives the first part and leaves the generator
-        to the others; what it is given beside that part's inputs, autograd does not see.
+        The nodes form a chain. The last one made is the forward's, which returns the first bucket and leaves the
+        generator to the others; autograd does not see its inputs beside those of its bucket.
         """
         first, *later = parts
         function: Any = self._function
@@ -191,7 +192,7 @@ class DifferentiableCall:
             @skip_dynamo
             def backward(ctx: Any, *gradients: Any) -> Any:
                 result = super(First, First).backward(ctx, *gradients)
-                whole = isinstance(result, tuple)  # without a generator: under create_graph=True, say
+                whole = isinstance(result, tuple)  # not a generator, as under create_graph=True
                 ctx.shared.gradients = iter([[result[i] for i in part] for part in parts]) if whole else result
                 return None, None, None, *ctx.shared.take(len(first))
 
@@ -212,7 +213,7 @@ def _function_of(
     backwards: LazyBackward,
     batched: LazyBackward,
 ) -> type[torch.autograd.Function]:
-    """Return the autograd.Function of a call. It runs at every step, so what it reads are its closure's variables."""
+    """Return the autograd.Function of a call. It runs at every step, so it reads closure variables, not attributes."""
     ready = backwards.ready
     remembered, mutated, numbered = sources.remembered, sources.mutated, sources.numbers
 
@@ -277,7 +278,7 @@ def _detach_inputs(apply: Callable, detached: Sequence[int]) -> Callable:
     def apply_detached(*inputs: Any) -> Any:
         args = list(inputs)
         for i in detached:
-            if args[i] is not None:  # no backward of a backward reads these
+            if args[i] is not None:  # no double backward reads these
                 args[i] = args[i].detach()
         return apply(*args)
 
@@ -285,15 +286,15 @@ def _detach_inputs(apply: Callable, detached: Sequence[int]) -> Callable:
 
 
 class _Parts:
-    """Remaining parts of a running backward: an iterator over the gradients of each part."""
+    """The remaining buckets of a running backward: an iterator over the gradients of each."""
 
     def __init__(self) -> None:
         self.gradients: Iterator[Sequence[torch.Tensor | None]] = iter(())
 
     def take(self, count: int) -> Sequence[torch.Tensor | None]:
-        """Return the gradients of the next part, which is computed now; None for each of `count` where there is
+        """Compute and return the gradients of the next bucket; None for each of `count` if there is
         none."""
-        if torch.is_grad_enabled():  # they are there, with a history
+        if torch.is_grad_enabled():  # already computed, with a history
             return next(self.gradients, (None,) * count)
         try:
             with autocast_mode.disable():
@@ -304,7 +305,7 @@ class _Parts:
 
 
 class _BucketEnd(torch.autograd.Function):
-    """A part of a backward that comes after others. Its result is there for autograd's order alone."""
+    """The autograd node of a later bucket. Its output only orders the nodes."""
 
     @staticmethod
     @skip_dynamo
@@ -326,12 +327,12 @@ _IS_VIEW = is_view
 def _with_own_views(
     inputs: Sequence[Any], outputs: Sequence[torch.Tensor], saved: Sequence[Any]
 ) -> tuple[tuple[torch.Tensor, ...], Sequence[Any]]:
-    """Return the outputs and the saved tensors, with outputs that are views as tensors of their own: torch lets nobody
-    write to a view that an autograd.Function gives, and eager has no view there (a tensor that was written through its
-    transpose) or one that may be written to (the convolution of an image without a batch dim).
+    """Return the outputs and the saved tensors, with outputs that are views as separate tensors: torch allows no
+    writes to views that an autograd.Function returns, and eager has no view there (a tensor that was written through
+    its transpose) or a writable one (the convolution of an image without a batch dim).
 
-    Saved tensors of the same memory become views of the new tensor. They share its version, so the backward refuses
-    what was changed since, as eager's does. An output that shares memory with an input, with another output or with a
+    Saved tensors of the same memory become views of the new tensor. They share its version counter, so the backward
+    rejects later mutations, as eager's does. An output that aliases an input, another output or a
     saved tensor of another dtype stays a view.
     """
     shared = Counter(storage_id(each) for each in (*inputs, *outputs) if isinstance(each, torch.Tensor))
@@ -356,9 +357,9 @@ def _with_own_views(
 def _detach_aliases(saved: Sequence[Any], outputs: Sequence[torch.Tensor]) -> list[Any]:
     """Return the tensors to save, with aliases of outputs detached.
 
-    A view of an output refers to it, and the output's history to the node that saves the view: a cycle that nothing
-    frees. A detached view has the same memory and the same version, and no base. (torch keeps no cycle of an output
-    itself, which it can unpack with the others alone.)
+    A view of an output refers to it, and the output's history to the node that saves the view: a reference cycle that
+    is never freed. A detached view has the same memory and version counter, and no base. (For an output itself torch
+    avoids the cycle; it cannot be unpacked separately from the others.)
     """
     owners = set(map(id, outputs))
     return [x.detach() if x is not None and (id(x) in owners or id(base_of(x)) in owners) else x for x in saved]
@@ -368,9 +369,9 @@ _UNPACKS_EACH = hasattr(SavedTensor, "unpack")
 
 
 def _unpack_saved_tensors(ctx: Any, read: Collection[int] | None) -> Sequence[torch.Tensor | None]:
-    """Return the saved tensors. Where one was mutated, only those at the places `read` need be right.
+    """Return the saved tensors. If one was mutated, only those at the indices `read` need be right.
 
-    Raises torch's error where one of those was mutated.
+    Raises torch's error if one of those was mutated.
     """
     unchecked: frozenset[int] = frozenset() if _UNPACKS_EACH else getattr(ctx, "unchecked", frozenset())
     if unchecked and (read is None or not unchecked.isdisjoint(read)):
@@ -386,7 +387,7 @@ def _unpack_saved_tensors(ctx: Any, read: Collection[int] | None) -> Sequence[to
     raw = raw_saved_tensors(ctx)
     if _UNPACKS_EACH:
         return [each.unpack() if place in read else None for place, each in enumerate(raw)]
-    # before torch 2.13 all are unpacked at once; torch compares no versions of those that have hooks
+    # before torch 2.13 all are unpacked at once; torch does not compare versions of tensors with hooks
     ctx.unchecked = frozenset(range(len(raw))).difference(read)
     for place in ctx.unchecked - unchecked:
         raw[place].register_hooks(_as_it_is, _as_it_is)
@@ -398,8 +399,8 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _needs_torch_backward(gradient: torch.Tensor) -> bool:
-    """Return whether no other code than torch's runs on a gradient: torch.autograd.grad(is_grads_batched=True) made it,
-    or it is of a subclass of Tensor."""
+    """Return whether only torch's code may run on a gradient: torch.autograd.grad(is_grads_batched=True) made it, or it
+    is a subclass of Tensor."""
     return type(gradient) is not torch.Tensor or is_batched(gradient)
 
 
@@ -407,15 +408,15 @@ def _is_graph(number: Any) -> bool:
     return type(number) is OpaqueGraph
 
 
-# inputs with their history: nothing that the forward does not save otherwise keeps a cycle alive
+# inputs with their history, without reference cycles that the forward's saved tensors do not have
 
 
 class _Alias(torch.autograd.Function):
-    """A tensor's memory and its history up to now: what is done to the tensor later does not lead back to it."""
+    """An alias of a tensor with its current history: later changes of the tensor's history do not reach it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.set_materialize_grads(False)  # no gradient stays none
+        ctx.set_materialize_grads(False)  # a missing gradient stays None
         return x.detach()
 
     @staticmethod
@@ -427,7 +428,7 @@ _IS_LEAF, _REQUIRES_GRAD = map(attrgetter, ("is_leaf", "requires_grad"))
 
 
 def _remember(inputs: tuple, positions: list[int]) -> tuple[list[torch.Tensor], list[int]]:
-    """Return the inputs at `positions`, and the versions that they have now."""
+    """Return the inputs at `positions`, and their current versions."""
     tensors = [inputs[i] for i in positions]
     if not (all(map(_IS_LEAF, tensors)) and all(map(_REQUIRES_GRAD, tensors))):  # parameters have no history
         tensors = [x if x.is_leaf and x.requires_grad else _alias(x) for x in tensors]
@@ -438,13 +439,13 @@ def _remember(inputs: tuple, positions: list[int]) -> tuple[list[torch.Tensor], 
 
 
 def _copy(inputs: tuple, positions: list[int]) -> list[torch.Tensor]:
-    """Return the inputs at `positions` as they are now, with the history that they have now."""
+    """Return copies of the inputs at `positions`, with their current history."""
     with torch.enable_grad():
         return [inputs[i].clone() for i in positions]
 
 
 def _alias(x: torch.Tensor) -> torch.Tensor:
-    if is_batched(x):  # torch.autograd.grad(is_grads_batched=True): nothing that it makes has an alias
+    if is_batched(x):  # torch.autograd.grad(is_grads_batched=True): its tensors have no aliases
         return x
     if not x.requires_grad:
         return x.detach()
@@ -457,7 +458,7 @@ def _version(x: torch.Tensor) -> int:
 
 
 def _inputs(ctx: Any, saved: Sequence[Any], sources: Sources, reads: list[int]) -> list[Any]:
-    """Return the program's inputs that are read, None for the others. Raises RuntimeError where one was changed or
+    """Return the program's inputs that are read, None for the others. Raises RuntimeError if one was mutated or
     freed."""
     check(
         ctx.remembered is not None,

@@ -1,4 +1,4 @@
-"""The size of a bucket of gradients: as many bytes as DistributedDataParallel sends together."""
+"""The size of a bucket of gradients: the bytes that DistributedDataParallel sends together."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ _override: ContextVar[tuple[int | None] | None] = ContextVar("forge_bucket_bytes
 
 
 def bucket_bytes() -> int | None:
-    """Return the size of a bucket of the model whose forward runs now; None outside of DistributedDataParallel's
+    """Return the bucket size of the model whose forward is running; None outside of DistributedDataParallel's
     forward."""
     override = _override.get()
     if override is not None:
@@ -23,7 +23,7 @@ def bucket_bytes() -> int | None:
 
 @contextmanager
 def bucket_bytes_at(value: int | None) -> Iterator[None]:
-    """Let bucket_bytes() be `value` inside."""
+    """Set bucket_bytes() to `value` in this context."""
     token = _override.set((value,))
     try:
         yield

@@ -1,13 +1,13 @@
-"""Functions of tensors as CUDA graphs: recorded once, then replayed on memory that stays where it is.
+"""Functions of tensors as CUDA graphs: recorded once, then replayed on memory at fixed addresses.
 
-A graph reads its inputs where they were when it was recorded. One that is elsewhere call after call is copied to where
-it was then; for one that moved once, as a parameter does, the function is recorded again. A graph's results lie in
-memory of its own: it may run again once nobody holds them any more; meanwhile another recording of the function runs.
-Results for the caller are handed out in that memory too where little else is held with them, by two recordings that
-take turns; large ones as long as the caller drops them before the next call; otherwise they are copied.
+A graph reads its inputs at the addresses of its recording. An input that moves at every call is copied to its recorded
+address; after a single move, such as a parameter's, the function is recorded again. A graph's results are in its
+own memory: it may be replayed once nothing refers to them; until then another recording of the function runs.
+Results for the caller are returned in that memory too if they keep little else alive, by two recordings that
+alternate; large ones as long as the caller drops them before the next call; otherwise they are copied.
 
-Another graph's results that nobody else holds and that are read for the last time are donated: their memory is used
-again by the graph that reads them, as a backward does with what its forward saved.
+Results of another graph that have no other references and are read for the last time are donated: the graph that reads
+them reuses their memory, as a backward does with the forward's residuals.
 """
 
 import logging
@@ -28,30 +28,30 @@ from forge.runtime.cuda_results import TURNS, HandingOut, Results, Span, memory_
 from forge.torch_internals.tensors import storage_id
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
-_WARM = 2  # of one whose program ran before without graphs: it is seen which inputs move
-_WARM_SIZES = 4  # of one of symbolic sizes that nobody asked for, with the same ones
-_MOST_SIZES = 64  # calls of such a one without a recording: its sizes are others at each call
-_MOVES = 2  # of an input between calls, before it is copied; one, if it is a small one and no parameter
+_WARM = 2  # if its program ran before without graphs: these calls show which inputs move
+_WARM_SIZES = 4  # calls with the same sizes, if they are symbolic and CUDA graphs were not requested
+_MOST_SIZES = 64  # calls of such a function without a recording, after which its sizes are taken to vary at each call
+_MOVES = 2  # of an input between calls, before it is copied; one move of a small input that is no parameter
 _SMALL = 2**24  # bytes
 _RECORDINGS = 4  # of a function, for one set of inputs
-_UNREQUESTED = 3  # of one that is recorded without having been asked for: each holds memory of its own
-_PATIENCE = 3  # calls for which the recordings of one that nobody asked for are not free, but free for those between
-_MOST = 12  # recordings in vain, of one that nobody asked for
-_MOST_WRITTEN = 2  # recordings in vain, of one that writes to inputs which are elsewhere
-_PROFITABLE = 8  # runs of a recording, which take less than it and they do without
-_UNUSED = 32  # runs of another recording of the same inputs, after which one is dropped
-_COPY_BYTES = 2**26  # of inputs a call, under which graphs that nobody asked for are recorded
+_UNREQUESTED = 3  # if CUDA graphs were not requested: each recording has its own memory
+_PATIENCE = 3  # calls blocked by held results, with replays between them, before an unrequested re-recording
+_MOST = 12  # recordings in vain, if CUDA graphs were not requested
+_MOST_WRITTEN = 2  # recordings in vain, of a function that writes to inputs that move
+_PROFITABLE = 8  # replays after which a recording has paid for itself
+_UNUSED = 32  # replays of another recording of the same inputs, after which one is dropped
+_COPY_BYTES = 2**26  # of inputs per call, up to which unrequested graphs are recorded
 _log = logging.getLogger("forge.cuda_graphs")
 
-# the recordings by the memory of their results
+# the recordings, by the memory of their results
 _owners: "WeakValueDictionary[int, _Recording]" = WeakValueDictionary()
 
 
 class _Inputs:
     """The arguments of a call: tensors, their addresses, and the others.
 
-    values: all arguments. checked: places among them whose metadata may differ from call to call; None: all. count: how
-    many are tensors, where that is known.
+    values: all arguments. checked: indices of those whose metadata may vary between calls; None: all. count: the number
+    of tensors, if known.
     """
 
     def __init__(self, values: list[Any], checked: Collection[int] | None, count: int | None = None) -> None:
@@ -66,21 +66,21 @@ class _Inputs:
     def _described(self, places: Collection[int]) -> Iterator[tuple[Any, ...]]:
         for place in places:
             each = self.values[place]
-            if isinstance(each, torch.Tensor) and type(each) is not torch.nn.Parameter:  # those Dynamo guards
+            if isinstance(each, torch.Tensor) and type(each) is not torch.nn.Parameter:  # Dynamo guards parameters
                 yield each.shape, each.stride(), each.dtype, each.is_conj(), each.is_neg()
 
     def places(self) -> list[int]:
-        """Return the place of each tensor among all arguments."""
+        """Return the index of each tensor among all arguments."""
         return [place for place, each in enumerate(self.values) if isinstance(each, torch.Tensor)]
 
     def set(self, place: int, among_all: int, tensor: torch.Tensor | None) -> None:
-        """Set the tensor at a place, which is another one among all arguments."""
+        """Set the tensor at index `place` among the tensors, and `among_all` among all arguments."""
         self.tensors[place] = self.values[among_all] = tensor
 
 
 class _Donated(NamedTuple):
-    """An input that is read for the last time, and whose memory is used again: its place among the tensors and among
-    all arguments, and where it is."""
+    """An input that is read for the last time and whose memory is reused: its index among the tensors and among all
+    arguments, and its location."""
 
     place: int
     among_all: int
@@ -90,9 +90,9 @@ class _Donated(NamedTuple):
 class _Recording:
     """One recording: the addresses of its inputs, and its results.
 
-    last: places of tensors that the function reads for the last time. copied: those of tensors that are copied before
-    each run. returned: for each result, whether the caller may keep it. memories: that of the stream, and the one to
-    record in. before: how other recordings hand out their results.
+    last: indices of tensors that the function reads for the last time. copied: indices of tensors that are copied
+    before each replay. returned: for each result, whether the caller may keep it. memories: the stream's, and the one
+    to record in. before: how other recordings return their results.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class _Recording:
         self.memory.add(self)
 
     def _boxed(self, inputs: _Inputs, places: Sequence[int]) -> list[Any]:
-        """Return the arguments, with copies in the place of some; those that were donated have no other reference."""
+        """Return the arguments, with some replaced by copies; donated ones have no other reference."""
         boxed = list(inputs.values)
         for place, copy in self.copies.items():
             boxed[places[place]] = copy
@@ -147,8 +147,8 @@ class _Recording:
     def _accept_donations(
         self, inputs: _Inputs, candidates: Sequence[int], places: Sequence[int]
     ) -> list[tuple[Results, int]]:
-        """Take those candidates out of `inputs` which are results of recordings in this memory, and which nobody else
-        holds. Return for each these results, and the number of its storage among them."""
+        """Remove from `inputs` those candidates that are results of recordings in this memory without other references.
+        Return these results for each, and the index of its storage among them."""
         by_owner: dict[tuple[Results, int], list[tuple[_Donated, torch.Tensor]]] = {}
         for place in candidates:
             tensor = inputs.tensors[place]
@@ -180,15 +180,15 @@ class _Recording:
         return sources
 
     def take_donated(self, inputs: _Inputs) -> list[torch.UntypedStorage]:
-        """Drop the inputs whose memory it uses, so that it is free if nobody else holds them. Return their storages,
-        whose Python objects are those that their results hold: they are not counted as held by them."""
+        """Drop the inputs whose memory is reused, so that it is free if nothing else refers to them. Return their
+        storages, whose Python objects the results hold as well: these references do not count."""
         storages = [inputs.tensors[each.place].untyped_storage() for each in self._donated]
         for each in self._donated:
             inputs.set(each.place, each.among_all, None)
         return storages
 
     def give_back(self, inputs: _Inputs, storages: Sequence[torch.UntypedStorage]) -> None:
-        """Give the inputs that were dropped back: tensors of the same storages, which tell who holds the memory."""
+        """Restore the dropped inputs: tensors of the same storages, which track references to the memory."""
         for each, storage in zip(self._donated, storages, strict=True):
             inputs.set(each.place, each.among_all, each.span.tensor(storage))
 
@@ -197,7 +197,7 @@ class _Recording:
         return self.results.is_held()
 
     def reads(self, pointers: Sequence[int]) -> bool:
-        """Return whether it reads inputs that are there."""
+        """Return whether it reads inputs at these addresses."""
         return [pointers[place] for place in self._fixed] == self._addresses
 
     def _copy(self, tensors: Sequence[Any]) -> None:
@@ -205,7 +205,7 @@ class _Recording:
             unique_elements(copy).copy_(unique_elements(tensors[place]))
 
     def run(self, inputs: _Inputs) -> tuple[Any, ...]:
-        """Return its results."""
+        """Replay the graph, and return its results."""
         self._copy(inputs.tensors)
         self._graph.replay()
         return self.results.hand_out(inputs.tensors)
@@ -216,17 +216,17 @@ class Graph:
     list, which it empties.
 
     Attributes:
-        returned: For each result, whether the caller may keep it for good.
-        checked: Places of arguments whose metadata may differ from call to call; None: all.
-        writes: Places of arguments that the function writes to.
-        last: Places of arguments that nobody reads afterwards.
-        transient: Places of arguments that are other tensors at each call, which may happen to be where others were.
-        is_requested: False for a program that is recorded without having been asked for, which is not recorded where
-            memory is short or many inputs would be copied.
-        has_symbolic_sizes: Whether sizes may differ from call to call; each set of sizes is recorded.
-        failed: The reason why the function cannot be recorded, and is called.
+        returned: For each result, whether the caller may keep it indefinitely.
+        checked: Indices of arguments whose metadata may vary between calls; None: all.
+        writes: Indices of arguments that the function writes to.
+        last: Indices of arguments without later readers.
+        transient: Indices of arguments that are new tensors at each call, which may reuse the addresses of others.
+        is_requested: False if CUDA graphs were not requested; such a program is not recorded if memory is short or many
+            inputs would be copied.
+        has_symbolic_sizes: Whether sizes may vary between calls; each set of sizes is recorded.
+        failed: The reason why the function cannot be recorded, and runs uncaptured.
         recordings: The number of times it was recorded.
-        in_vain: The number of recordings before the last one that ran a few times.
+        in_vain: The number of recordings, the last one excluded, that were replayed only a few times.
     """
 
     def __init__(  # noqa: PLR0913  a record's fields
@@ -260,7 +260,7 @@ class Graph:
         self._most_unserved = sys.maxsize if is_requested or not has_symbolic_sizes else _MOST_SIZES
         self._unserved = 0  # calls
         self._calls = BoundedDict(256)  # by key, of those that no recording served
-        self._waits: list[int] = []  # for calls that no recording served because memory was held: the runs before
+        self._waits: list[int] = []  # `_runs` at calls for which memory was held
         self._pointers: list[int] = []  # of the last call
         self._moves: list[int] = []
         self._recorded: list[_Recording] = []
@@ -288,7 +288,7 @@ class Graph:
         return self._function(boxed)
 
     def _find(self, inputs: _Inputs, memory: Memory) -> _Recording | None:
-        """Return a recording that may run now, an old one or a new one; None where the function is to be called."""
+        """Return an old or new recording that can run now; None if the function must be called."""
         alike = [
             each
             for each in self._recorded
@@ -319,11 +319,11 @@ class Graph:
             return self._record(inputs, memory, alike, blocked) if is_alone else None
 
     def _may_be_free_soon(self, blocked: Collection[_Recording]) -> bool:
-        """Return whether a call is not worth a recording, which has memory of its own: what is held is rarely held, and
-        another thread may be about to drop it, as torch's does that ran a backward.
+        """Return whether a call is not worth a recording, which needs its own memory: results are rarely held for long,
+        and another thread may be about to drop them, as torch's does after a backward.
 
-        blocked: the recordings of these inputs that the results of others keep from running. The caller may hold those
-        of its own for long."""
+        blocked: the recordings of these inputs that results of other recordings keep from running. The caller may hold
+        a recording's own results for long."""
         is_held_by_caller = any(self._returned) and not blocked
         if self._is_requested or is_held_by_caller:
             return False
@@ -331,7 +331,7 @@ class Graph:
         return len(self._waits) < _PATIENCE
 
     def _drop_unused(self, used: _Recording, alike: Sequence[_Recording]) -> None:
-        """Drop recordings of the same inputs that were not needed for a while: each holds memory of its own."""
+        """Drop recordings of the same inputs that were not needed for a while: each holds its own memory."""
         if len(alike) == 1:
             return
         for each in alike:
@@ -340,7 +340,7 @@ class Graph:
             self._recorded = [each for each in self._recorded if each.unused < _UNUSED]
 
     def _watch(self, inputs: _Inputs) -> None:
-        """Count how often each input was elsewhere than before. Results of other recordings are where they belong."""
+        """Count how often each input moved between calls. Results of other recordings are where they belong."""
         if len(self._pointers) != len(inputs.pointers):
             self._moves = [0] * len(inputs.pointers)
         for place, (before, pointer) in enumerate(zip(self._pointers, inputs.pointers, strict=False)):
@@ -385,12 +385,12 @@ class Graph:
         return recording
 
     def _moves_of(self, inputs: _Inputs, place: int, among_all: int) -> int:
-        """Return how often an input moved, or is known to move."""
+        """Return how often an input moved, at least 1 if it is transient."""
         is_transient = among_all in self._transient and memory_of(inputs.tensors[place]) not in _owners
         return max(self._moves[place], is_transient)
 
     def _drop_useless(self, inputs: _Inputs, alike: list[_Recording], blocked: list[_Recording]) -> None:
-        """Drop the recordings whose inputs are elsewhere now, and the blocked ones: a new one may use their memory."""
+        """Drop the recordings whose inputs have moved, and the blocked ones: a new one may reuse their memory."""
         useless = [each for each in self._recorded if each.key == inputs.key and each not in alike] + blocked
         self._recorded = [each for each in self._recorded if each not in useless]
         alike[:] = [each for each in alike if each not in blocked]
@@ -398,9 +398,9 @@ class Graph:
 
     def _memory_for(self, inputs: _Inputs, last: Sequence[int], memory: Memory) -> Memory:
         """Return the memory to record in: that of the results which are read for the last time; for a first recording,
-        the stream's; after results of others kept it from running, memory of its own.
+        the stream's; after results of others blocked it, private memory.
 
-        Later recordings in the same memory keep those before them from running while their results are held.
+        Later recordings in the same memory block earlier ones while their results are held.
         """
         if self._is_alone:
             return Memory(is_private=True)
@@ -424,12 +424,12 @@ _ADDRESS = torch.Tensor.data_ptr
 
 
 def _is_copied(tensor: torch.Tensor, moves: int) -> bool:
-    """Return whether an input that moved a few times between calls is copied to where it was."""
+    """Return whether an input that moved a few times between calls is copied to its recorded address."""
     return moves >= _MOVES or (moves > 0 and type(tensor) is not torch.nn.Parameter and tensor.nbytes <= _SMALL)
 
 
 def _plain(value: Any) -> Any:
-    """Return a hashable key of an argument: for a tensor its shape, strides and address, for a list those of its
+    """Return a hashable key of an argument: a tensor's shape, strides and address, or the keys of a list's
     items."""
     if isinstance(value, (tuple, list)):
         return tuple(map(_plain, value))

@@ -1,4 +1,4 @@
-"""The memory of CUDA graphs: who may write to it, and when."""
+"""The memory of CUDA graphs: which recordings may write to it, and when."""
 
 import threading
 import weakref
@@ -11,20 +11,20 @@ from forge.torch_internals.tensors import StorageWeakRef, storage_use_count
 
 
 class Held(Protocol):
-    """Something in memory that others may hold."""
+    """Results in graph memory that may be referenced from outside."""
 
     number: int
     storages: list[StorageWeakRef]  # of its results
 
     def is_held(self) -> bool:
-        """Return whether others hold it."""
+        """Return whether they are referenced from outside."""
 
 
 class Memory:
-    """The memory of several functions' recordings on one stream, numbered in the order in which they were made: memory
-    that one uses while it runs, a later one may have been given for its results, which outlive it.
+    """The memory of several functions' recordings on one stream, numbered by age: a later recording's results may be
+    allocated in memory that an earlier one uses only while it runs, and outlive the run.
 
-    Whoever uses a recording holds `lock` until its results have owners.
+    A user of a recording holds `lock` until its results have owners.
 
     Args:
         is_private: True if recordings of other functions do not join.
@@ -40,7 +40,7 @@ class Memory:
 
     @property
     def handle(self) -> Any:
-        """The memory's handle; a new one where no recording is left, since torch gives up a pool with its last
+        """The handle of the memory pool; a new one if no recording is left, since torch frees a pool with its last
         graph."""
         _drop_what_nobody_reads()
         if self.is_empty:
@@ -65,17 +65,17 @@ class Memory:
         self._recordings.append((weakref.ref(recorded), recorded.storages))
 
     def add_donation(self, donation: "Donation") -> None:
-        """Add results whose memory recordings from now on may write to."""
+        """Add results whose memory new recordings may overwrite."""
         self._donations = [each for each in self._donations if not each.is_over()]
         self._donations.append(donation)
 
     def is_donated_and_held(self) -> bool:
-        """Return whether a live tensor uses memory that a new recording may be given."""
+        """Return whether a live tensor uses memory that a new recording may be allocated in."""
         return any(each.is_held() for each in self._donations)
 
     def is_free_for(self, recorded: Held) -> bool:
-        """Return whether no live tensor uses the memory that it would write to: results of its own, those of later
-        recordings, gone or not, and those whose memory was donated before it was made."""
+        """Return whether no live tensor uses the memory that a recording would overwrite: its own results, those of
+        later recordings, even deleted ones, and those whose memory was donated before it was made."""
         for recording, storages in reversed(self._recordings):
             owner = recording()
             if _are_alive(storages) if owner is None else owner.is_held():
@@ -90,7 +90,7 @@ def _are_alive(storages: Sequence[StorageWeakRef]) -> bool:
 
 
 class Pool:
-    """Memory for the recordings of several functions, for each stream its own: streams run at the same time."""
+    """Memory for the recordings of several functions, separate for each stream: streams run concurrently."""
 
     def __init__(self) -> None:
         self._memories: dict[Any, Memory] = {}
@@ -103,15 +103,15 @@ class Pool:
 
 
 class Donation:
-    """Results of a recording whose memory a later one uses once it has read them.
+    """Results of a recording whose memory a later one reuses once it has read them.
 
-    Their storages do not own it any more; the recording writes the results there all the same.
+    Their storages no longer own it; the recording still writes the results there.
 
     Args:
         results: The recording's results, which hold the storages.
         counters: The storages' addresses in C++.
-        storages: The storages, weakly.
-        number: That of the recording which the memory was donated to.
+        storages: Weak references to the storages.
+        number: The number of the recording that the memory was donated to.
     """
 
     def __init__(self, results: Any, counters: Sequence[int], storages: Sequence[StorageWeakRef], number: int) -> None:
@@ -122,24 +122,24 @@ class Donation:
         self._uses = list(map(storage_use_count, counters))
 
     def is_held(self) -> bool:
-        """Return whether others hold one of the storages."""
+        """Return whether one of the storages is referenced from outside."""
         if self._results() is None:
             return _are_alive(self._storages)
         return list(map(storage_use_count, self._counters)) != self._uses
 
     def is_over(self) -> bool:
-        """Return whether all storages are gone."""
+        """Return whether all storages are freed."""
         return not _are_alive(self._storages)
 
 
-# graphs that outlive their recordings: torch gives up the memory of a pool without graphs
+# graphs that outlive their recordings: torch frees a pool without graphs
 _outliving: list[tuple[list[StorageWeakRef], Any]] = []
 
 
 def outlive(results: Any, counters: list[int], uses: list[int], storages: list[StorageWeakRef], graph: Any) -> None:
-    """Have a graph outlive its results as long as others hold storages that show its memory and do not own it.
+    """Keep a graph alive beyond its results while others hold storages that alias its memory without owning it.
 
-    counters, uses: the storages' addresses in C++, and how often each is referenced by the results.
+    counters, uses: the storages' addresses in C++, and how often the results reference each.
     """
     weakref.finalize(results, _outlive, counters, uses, storages, graph).atexit = False
 
@@ -156,7 +156,7 @@ def _drop_what_nobody_reads() -> None:
 
 @contextmanager
 def acquired(lock: threading.Lock) -> Iterator[bool]:
-    """Hold a lock if it is free; give whether it was."""
+    """Acquire a lock if it is free; yield whether it was."""
     is_free = lock.acquire(blocking=False)
     try:
         yield is_free

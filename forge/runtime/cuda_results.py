@@ -1,4 +1,4 @@
-"""Results of CUDA graphs, and the ways in which callers get them."""
+"""Results of CUDA graphs, and how callers receive them."""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -11,13 +11,13 @@ from forge.runtime.cuda_memory import Donation, Memory, outlive
 from forge.runtime.cuda_recorder import recorder
 from forge.torch_internals.tensors import StorageWeakRef, storage_address, storage_at, storage_use_count
 
-_LARGE = 2**24  # bytes of a result that is handed out as it is
-_FEW = 8  # results, which are copied at little cost if they are not large
-TURNS = 2  # of recordings that hand their results out in turn
+_LARGE = 2**24  # bytes of a result that is returned without a copy
+_FEW = 8  # results, which are cheap to copy if they are not large
+TURNS = 2  # recordings that alternate to return their results
 
 
 class HandingOut(Enum):
-    """The ways in which a recording gives results that the caller may keep."""
+    """The ways in which a recording returns results that the caller may keep."""
 
     IN_TURN = "as they are: two recordings take turns, since little else is held with the results"
     LARGE = "large ones as they are, as long as the caller drops them before the next call"
@@ -25,18 +25,18 @@ class HandingOut(Enum):
 
 
 class Results:
-    """The results of a recording: their memory, and how each is handed out.
+    """The results of a recording: their memory, and how each is returned.
 
     Args:
         outputs: The results in the recording's memory.
-        returned: For each, whether the caller may keep it for good.
+        returned: For each, whether the caller may keep it indefinitely.
         read: The tensors that the recording reads; None for those whose memory was donated.
-        before: How other recordings of the same inputs, which are held, hand out theirs.
+        before: How other recordings of the same inputs, whose results are held, return theirs.
 
     Attributes:
-        addresses: Those of the results' memory.
-        donatable: Numbers of storages that no result for the caller is in, by their addresses in C++.
-        weak_storages: All storages that ever showed the results' memory, weakly.
+        addresses: The addresses of the results' memory.
+        donatable: Indices of storages that no result for the caller aliases, by their addresses in C++.
+        weak_storages: Weak references to all storages that ever aliased the results' memory.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Results:
         self._views = {place: _input_of(outputs[place], place, read) for place in shared}
         places: dict[int, list[int]] = {}
         for place, each in enumerate(outputs):
-            if _is_tensor(each) and memory_of(each) and place not in self._views:  # an empty one has none
+            if _is_tensor(each) and memory_of(each) and place not in self._views:  # an empty one has no memory
                 places.setdefault(memory_of(each), []).append(place)
         self.addresses = list(places)
         self._groups = list(places.values())
@@ -72,7 +72,7 @@ class Results:
         ]
         for place in (*self._views, *(place for group in self._copied_together for place in group)):
             self._takes[place] = _nothing
-        # an input's memory is not held: it would never be free for the next input
+        # a reference to an input would keep its memory from being free for the next input
         self._outputs: list[Any] = [None if place in self._views else each for place, each in enumerate(outputs)]
         self._storages: list[Any] = [outputs[place].untyped_storage() for place, *_ in self._groups]
         self._counters = list(map(storage_address, self._storages))
@@ -82,11 +82,11 @@ class Results:
         self.weak_storages = list(map(StorageWeakRef, self._storages))
 
     def outlived_by(self, graph: Any) -> None:
-        """Have the graph, which writes the results, live as long as others hold their memory."""
+        """Keep the graph, which writes the results, alive while others hold their memory."""
         outlive(self, self._counters, self._uses, self.weak_storages, graph)
 
     def is_held(self) -> bool:
-        """Return whether memory of the results is referenced from outside."""
+        """Return whether the results' memory is referenced from outside."""
         return list(map(storage_use_count, self._counters)) != self._uses
 
     def users(self, number: int) -> int:
@@ -104,7 +104,8 @@ class Results:
         return tuple(results)
 
     def release(self, numbers: Collection[int]) -> Mapping[int, list[tuple[int, "Span"]]]:
-        """Stop owning storages: the last tensor that shows one gives its memory up. Return what `show` takes."""
+        """Give up ownership of storages: the last tensor that aliases one frees its memory. Return the input of
+        `show`."""
         spans: dict[int, list[tuple[int, Span]]] = {}
         for number in numbers:
             spans[number] = [(place, Span(self._outputs[place])) for place in self._groups[number]]
@@ -119,7 +120,7 @@ class Results:
         return self._storages[number]
 
     def show(self, spans: Mapping[int, list[tuple[int, "Span"]]], memory: Memory, recording: int) -> None:
-        """Show the memory of released storages, which was donated to the recording of that number."""
+        """Alias the memory of released storages, which was donated to the recording of that number."""
         for number, places in spans.items():
             self._storages[number] = storage = places[0][1].storage()
             for place, span in places:
@@ -133,7 +134,7 @@ class Results:
 
 
 class Span:
-    """Where a tensor is, and its metadata; it is neither conjugated nor negated when it is read."""
+    """The location and metadata of a tensor without lazy conjugation or negation."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -142,7 +143,7 @@ class Span:
         self._dtype = tensor.dtype
 
     def storage(self) -> torch.UntypedStorage:
-        """Return a storage of the same memory as the tensor's, which it does not own."""
+        """Return a storage that aliases the tensor's memory without owning it."""
         return storage_at(*self._storage)
 
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -172,7 +173,7 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 def unique_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an expanded tensor's elements, each once."""
+    """Return the distinct elements of an expanded tensor."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -196,19 +197,19 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Return whether it is conjugated or negated when it is read."""
+    """Return whether the tensor is lazily conjugated or negated."""
     return tensor.is_conj() or tensor.is_neg()
 
 
 def _extent(tensor: torch.Tensor) -> range:
-    """Return the elements of its storage from its first to its last."""
+    """Return its storage's elements from the first to the last that it uses."""
     start = tensor.storage_offset()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return range(start, start + last + 1 if tensor.numel() else start)
 
 
 def _input_of(result: torch.Tensor, number: int, read: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    """Return the place of the tensor that a result is a view of, and the result's shape, strides and offset in it."""
+    """Return the index of the tensor that a result is a view of, and the result's shape, strides and offset in it."""
     extent = _extent(result)
     for place, each in enumerate(read):
         if each is None or memory_of(each) != memory_of(result) or _kind(each) != _kind(result):
@@ -220,7 +221,7 @@ def _input_of(result: torch.Tensor, number: int, read: Sequence[torch.Tensor | N
 
 
 def _view_of(tensor: Any, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
-    """Return a view of an input: it has the input's version, which tells whether it changed."""
+    """Return a view of an input: it shares the input's version counter, which records mutations."""
     return tensor.detach().as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
@@ -236,7 +237,7 @@ def _require_one_kind(tensors: Sequence[torch.Tensor], places: list[int]) -> lis
 
 
 def _copies(tensors: Sequence[Any]) -> list[torch.Tensor]:
-    """Return copies of tensors that share memory, which share memory as well."""
+    """Return copies of tensors that preserve their aliasing."""
     first = tensors[0]
     copy = first.as_strided([first.untyped_storage().nbytes() // first.element_size()], [1], 0).clone()
     return [copy.as_strided(each.shape, each.stride(), each.storage_offset()).detach() for each in tensors]

@@ -1,13 +1,13 @@
-"""The decoding loop of transformers' `generate` for a jitted model: one program a token, for which no Python waits.
+"""The decoding loop of transformers' `generate` for a jitted model: one program per token, without host waits.
 
 transformers prepares each token's inputs in Python (slices, masks, positions), calls the model, and waits for the token
-to see whether it ends the sequence; with its default cache, which grows, every call has other shapes. Here the
-preparation is part of a program of fixed shapes, the cache is a static one, and the host reads whether a sequence ended
+to see whether it ends the sequence; with its default cache, which grows, every call has new shapes. Here the
+preparation is part of a program of fixed shapes, the cache is static, and the host reads whether a sequence ended
 one token late, while the device computes the next one. Logits processors, sampling and stopping criteria are
-transformers' own, as they are given, and run in the same order with the same random numbers. Beam search is
-transformers' too, with these steps in the model's place. An encoder is one program, and its keys are computed once.
+transformers' own, unchanged, and run in the same order with the same random numbers. Beam search is
+transformers' too, with these steps in place of the model. An encoder is one program, and its keys are computed once.
 
-What this loop has no program for is left to transformers' loop (`_reason_against`).
+Generations that this loop does not support are left to transformers' loop (`_reason_against`).
 """
 
 import functools
@@ -37,27 +37,27 @@ from forge.torch_internals import generation
 
 CompileStep = Callable[[Callable, CallRecorder], Callable]
 _log = logging.getLogger("forge.generate")
-# beside those of `argument_names` and those that a prompt alone has
+# beside those of `argument_names` and those that only a prompt has
 _KNOWN = {"attention_mask", "cache_params", "past_key_values", "use_cache", "logits_to_keep", *generation.TOKEN_TYPES}
-_UNCUT = 4096  # places up to which layers of a sliding window have a cache of the whole text
+_UNCUT = 4096  # cache size up to which sliding-window layers cache the whole text
 
 
 def decoding_loop(original: Any, module: Any, compile_step: CompileStep) -> "_Loop | None":
     """Return the loop of a jitted module for transformers' `generate`; None for other classes, and for versions of
-    transformers whose loop is not the one known here.
+    transformers with another loop than the one known here.
 
     Args:
         original: The module's class.
-        module: The module, which is not jitted.
-        compile_step: Returns a function that forge compiles, with the options of the jitted module, and whose calls
-            a recorder notes.
+        module: The module, not jitted.
+        compile_step: Compiles a function with the options of the jitted module, and has a recorder note its
+            calls.
     """
     mixin = generation.generation_mixin(original)
     return None if mixin is None else _Loop(original, mixin, module, compile_step)
 
 
 def loop_methods(original: Any) -> dict[str, Callable]:
-    """Return the methods of transformers' that the loop replaces in the class of jitted modules of a class."""
+    """Return transformers' methods that the loop overrides in the class of jitted modules of a class."""
     methods: dict[str, Callable] = {
         "_sample": lambda self, *args, **kwargs: self._forge_loop.sample(self, *args, **kwargs),
         "_beam_search": lambda self, *args, **kwargs: self._forge_loop.search_beams(self, *args, **kwargs),
@@ -74,9 +74,9 @@ class _Loop:
     def __init__(self, original: Any, mixin: Any, module: Any, compile_step: CompileStep) -> None:
         self._original, self._mixin, self._module = original, mixin, module
         self._compile = compile_step
-        self._step: Callable[..., torch.Tensor] | None = None  # compiled once it is needed
+        self._step: Callable[..., torch.Tensor] | None = None  # compiled on first use
         self._recorder = CallRecorder()  # of its calls
-        self._encode: Callable[..., Any] | None = None  # compiled once it is needed
+        self._encode: Callable[..., Any] | None = None  # compiled on first use
         self._states = States(module)
         self._has_encoder = bool(module.config.is_encoder_decoder)
 
@@ -91,7 +91,7 @@ class _Loop:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Return prompts continued by tokens: transformers' `GenerationMixin._sample`."""
+        """Return prompts continued by sampled tokens: transformers' `GenerationMixin._sample`."""
         if self._is_left(generation_config, stopping_criteria, synced_gpus, model_kwargs, input_ids, has_beams=False):
             return generation.sample(
                 self._original,
@@ -144,8 +144,8 @@ class _Loop:
         synced_gpus: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """Return prompts continued by the beams of the best scores: transformers' `GenerationMixin._beam_search`, which
-        runs with the steps of this loop in the model's place."""
+        """Return prompts continued by the best-scoring beams: transformers' `GenerationMixin._beam_search`, with the
+        steps of this loop in place of the model."""
         if self._is_left(generation_config, stopping_criteria, synced_gpus, model_kwargs, input_ids, has_beams=True):
             beams = model
         else:
@@ -181,7 +181,7 @@ class _Loop:
         return generation.run_encoder(self._original, method, instance, *args, **kwargs)
 
     def _steps(self, callbacks: Iterable[Any], arguments: dict[str, Any], end: int, embedded: int = 0) -> "_Steps":
-        """Return the steps of a generation. callbacks: What runs between them. See _Steps for the others."""
+        """Return the steps of a generation. callbacks: the code that runs between them. See _Steps for the others."""
         step = self._step = self._step or self._compile(_step, self._recorder)
         may_repeat = all(map(_is_of_transformers, callbacks))  # the caller's may change the model
         recorder = self._recorder if may_repeat else None
@@ -190,8 +190,8 @@ class _Loop:
     def _prefill(self, model: Any, input_ids: torch.Tensor, generation_config: Any, arguments: dict) -> torch.Tensor:
         """Return the logits of the prompt's last token. Sets the cache.
 
-        A static cache that nobody else sees is not filled: attention without a mask is faster, and one program takes
-        prompts of both caches.
+        A static cache that is not visible to others stays empty: attention without a mask is faster, and one program
+        serves prompts of both caches.
         """
         name = generation.cache_name(arguments)
         cache = arguments[name]
@@ -222,7 +222,7 @@ class _Loop:
         *,
         has_beams: bool,
     ) -> str | None:
-        """Return why a generation is left to transformers' loop; None: it is not."""
+        """Return why a generation is left to transformers' loop; None if it is not."""
         length = stopping_criteria.max_length
         if generation_config.prefill_chunk_size is not None or length is None:
             return "the prompt comes in chunks, or the text has no greatest length"
@@ -252,7 +252,7 @@ class _Loop:
         return self._reason_against_cache(arguments.get(generation.cache_name(arguments)), length, returned)
 
     def _reason_against_cache(self, whole: Any, length: int, is_returned: bool) -> str | None:
-        """Return why a cache is left as it is, to transformers' loop."""
+        """Return why a cache is not replaced, and its generation left to transformers' loop."""
         cache, *of_encoder = parts_of(whole)
         layers = getattr(cache, "layers", ())
         kinds = set(map(kind_of_keys, layers))
@@ -277,7 +277,7 @@ class _Loop:
 
 
 def _embedded_length(input_ids: torch.Tensor, arguments: dict[str, Any]) -> int:
-    """Return the length of a prompt's embeddings before its tokens; 0 where they are those of the tokens."""
+    """Return the number of embeddings before the tokens of a prompt; 0 if they are the tokens' embeddings."""
     embeddings = arguments.get("inputs_embeds")
     return 0 if embeddings is None else max(embeddings.shape[1] - input_ids.shape[1], 0)
 
@@ -288,18 +288,18 @@ def _is_of_transformers(callback: Any) -> bool:
 
 
 def _encode(module: Any, arguments: dict[str, Any]) -> Any:
-    """Return the encoder's output. This is what forge compiles."""
+    """Return the encoder's output; forge compiles this function."""
     return module.get_encoder()(**arguments)
 
 
 def _step(module: Any, tokens: torch.Tensor, state: dict[str, Any], arguments: dict[str, Any]) -> torch.Tensor:
-    """Return the logits after one more token, in float32, and move the positions on. This is what forge compiles.
+    """Return the logits after one more token, in float32, and advance the positions; forge compiles this function.
 
     Args:
         module: The model.
         tokens: (batch, 1), the last token.
-        state: The arguments of the model's that the state has (`State.arguments`).
-        arguments: The others, which are the same at each token.
+        state: The arguments of the model that the state holds (`State.arguments`).
+        arguments: The other arguments, which are the same for each token.
     """
     inputs = module.prepare_inputs_for_generation(tokens, next_sequence_length=1, **state, **arguments)
     logits: torch.Tensor = module(**inputs, return_dict=True).logits[:, -1].to(copy=True, dtype=torch.float32)
@@ -314,12 +314,12 @@ class _Steps:
 
     Args:
         step: `_step`, compiled.
-        recorder: That of its programs; None: Dynamo looks at the model before each step.
+        recorder: The recorder of its programs; None: Dynamo checks its guards before each step.
         module: The model.
-        states: What the steps read and write.
-        arguments: Of the model, after the prompt.
-        end: The greatest length of the text.
-        embedded: The length of what comes before the tokens of the text, of which there are embeddings alone.
+        states: The memory that the steps read and write.
+        arguments: The model's, after the prompt.
+        end: The maximal length of the text.
+        embedded: The number of positions before the text's tokens that have only embeddings.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class _Steps:
         self._call: Callable[[torch.Tensor], torch.Tensor]  # of the state
 
     def logits_after(self, tokens: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return the logits after a text, in float32. tokens: its last ones, of (batch,)."""
+        """Return the logits after a text, in float32. tokens: its last ones, of shape (batch,)."""
         before = self._state
         if self._embedded:
             input_ids = torch.nn.functional.pad(input_ids, (self._embedded, 0))
@@ -355,8 +355,8 @@ class _Steps:
         return self._call(tokens[:, None])
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Have the next step go on from some rows of the cache, of (batch,). The beams of a prompt begin alike, and
-        read the same of an encoder: the rows of the text change places, once there is one."""
+        """Reorder the rows of the cache by indices of shape (batch,) for the next step. Beams of a prompt start equal,
+        and share the encoder's output: only the rows of the text are permuted, once it has tokens."""
         if self._state is not None:
             self._state.reorder(rows, self._length)
 
@@ -370,8 +370,8 @@ class _Steps:
         return call if self._recorder is None else RepeatedCall(call, self._recorder)
 
     def finish_with_cache(self, undone: int = 0) -> Any:
-        """Let other generations have the state. Return a growing cache of the text at the last step, less the tokens
-        that are undone."""
+        """Release the state to other generations. Return a growing cache of the text at the last step, less the undone
+        tokens."""
         if self._state is None:
             return self._arguments[generation.cache_name(self._arguments)]
         cache = self._states.copied_cache(self._state, self._length - undone)
@@ -379,7 +379,7 @@ class _Steps:
         return cache
 
     def finish(self) -> None:
-        """Let other generations have the state."""
+        """Release the state to other generations."""
         if self._state is not None:
             self._states.put_back(self._state)
 
@@ -399,10 +399,10 @@ class _Choice:
         self.unfinished = input_ids.new_ones(len(input_ids))
 
     def extend(self, input_ids: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next tokens, and the text with them; set which sequences are unfinished."""
+        """Return the next tokens, and the text with them; update which sequences are unfinished."""
         scores = self._processors(input_ids, logits)
         if self.scores is not None:
-            self.scores = (*self.scores, scores.clone())  # a CUDA graph writes its logits anew
+            self.scores = (*self.scores, scores.clone())  # a CUDA graph overwrites its logits
         if self.logits is not None:
             self.logits = (*self.logits, logits.clone())
         if self._draws:
@@ -418,7 +418,7 @@ class _Choice:
         return tokens, input_ids
 
     def undo(self) -> None:
-        """Forget the last draw, and give the generator of random numbers the state that it had before it."""
+        """Undo the last draw, and restore the generator of random numbers to the state before it."""
         self.scores = None if self.scores is None else self.scores[:-1]
         self.logits = None if self.logits is None else self.logits[:-1]
         if self._state is not None:
@@ -426,8 +426,8 @@ class _Choice:
 
 
 class _Stop:
-    """The host's knowledge of whether all sequences ended: on a GPU one token late, where the token after the last may
-    be undone and nobody waits for tokens (`is_late`)."""
+    """The host's knowledge of whether all sequences ended: on a GPU one token late, if the token after the last may be
+    undone and nothing waits for tokens (`is_late`)."""
 
     def __init__(self, device: torch.device, streamer: Any, is_late: bool) -> None:
         self._streamer, self._ended = streamer, False

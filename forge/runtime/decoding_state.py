@@ -1,4 +1,4 @@
-"""The memory of forge's decoding loop: caches, masks and what a decoder reads of its encoder, at fixed shapes."""
+"""The memory of forge's decoding loop: caches, masks and the decoder's view of its encoder, at fixed shapes."""
 
 import copy
 import sys
@@ -13,22 +13,22 @@ STATIC, STATIC_SLIDING = "StaticLayer", "StaticSlidingWindowLayer"
 GROWING, GROWING_SLIDING = "DynamicLayer", "DynamicSlidingWindowLayer"
 _RECURRENT, _EMPTY = "LinearAttentionLayer", "DummyLayer"
 _STATIC_AND_RECURRENT = "LinearAttentionAndStaticFullAttentionLayer"
-# the class of the keys and values of layers that have states of recurrences, too
+# the class of layers with keys and values that have recurrent states, too
 _KEYS_BESIDE_STATES = {
     "LinearAttentionAndFullAttentionLayer": GROWING,
     "LinearAttentionAndSlidingWindowAttentionLayer": GROWING_SLIDING,
     _STATIC_AND_RECURRENT: STATIC,
     "LinearAttentionAndStaticSlidingWindowAttentionLayer": STATIC_SLIDING,
 }
-_LEAST = 256  # places of a static cache
-_LEAST_OF_PAIR = 64  # places of both caches of an encoder-decoder, whose text begins with one token
+_LEAST = 256  # the smallest size of a static cache
+_LEAST_OF_PAIR = 64  # the same for both caches of an encoder-decoder, whose text begins with one token
 _AHEAD = 256  # tokens that a cache has room for at first
-_MOST_WITHOUT_KEYS = 4096  # columns of a mask where a cache has places for any number of tokens
-_MOST_OF_MEMORY = 16  # of the device's memory, the part that caches between two generations may take
+_MOST_WITHOUT_KEYS = 4096  # columns of a mask if a cache has no keys, and therefore no size limit
+_MOST_OF_MEMORY = 16  # caches between two generations take at most 1/16 of the device's memory
 
 
 def cache_places(length: int, least: int = _LEAST) -> int:
-    """Return the places of the static cache for a length: a power of two, or one and a half of one, so that texts of
+    """Return the size of the static cache for a length: a power of two, or one and a half of one, so that texts of
     many lengths share a few programs."""
     places = least
     while places < length:
@@ -39,8 +39,8 @@ def cache_places(length: int, least: int = _LEAST) -> int:
 class _Encoded(NamedTuple):
     """The results of an encoder, which a decoder reads.
 
-    states: (batch, length, size), the last hidden states. mask: Of the encoder's input; None for a model that takes
-    none. output: transformers' class for them.
+    states: (batch, length, size), the last hidden states. mask: the encoder's input mask; None for a model without
+    one. output: transformers' class for them.
     """
 
     states: torch.Tensor
@@ -48,17 +48,17 @@ class _Encoded(NamedTuple):
     output: Any
 
     def with_padding(self, padding: int) -> "_Encoded":
-        """Return memory for it and some places more."""
+        """Return memory for it and some padding."""
         batch, length, size = self.states.shape
         mask = None if self.mask is None else self.mask.new_empty(len(self.mask), self.mask.shape[1] + padding)
         return _Encoded(self.states.new_empty(batch, length + padding, size), mask, self.output)
 
     def key(self) -> tuple:
-        """Return what another generation must have in common to use this memory."""
+        """Return the key that another generation must share to reuse this memory."""
         return self.states.shape, self.states.dtype, None if self.mask is None else (self.mask.shape, self.mask.dtype)
 
     def hold(self, other: "_Encoded") -> None:
-        """Hold what another one has, which may be shorter; the mask hides the places after it."""
+        """Copy another one, which may be shorter, into this memory; the mask hides the padding."""
         for whole, part in ((self.states, other.states), (self.mask, other.mask)):
             if whole is not None and part is not None:
                 whole[:, part.shape[1] :].zero_()
@@ -66,15 +66,15 @@ class _Encoded(NamedTuple):
 
 
 class State:
-    """The memory that the steps of a generation read and write, which stays where it is, as CUDA graphs need it.
+    """The memory that the steps of a generation read and write, at fixed addresses as CUDA graphs need them.
 
     Args:
         cache: A static one; of an encoder-decoder with the keys and values of the encoder.
-        name: The cache's, among the model's arguments.
-        mask: (batch, length), of zeros for padding. The state's has a row as long as the cache.
-        inputs: The model's arguments of the next tokens, by name, each of (..., batch, 1): positions and token types.
-        encoded: What the decoder reads of its encoder; None for other models.
-        key: What another generation must have in common to go on with it.
+        name: The cache's name among the model's arguments.
+        mask: (batch, length), with zeros for padding. The state's has a row as long as the cache.
+        inputs: The model's arguments for the next tokens, by name, each of (..., batch, 1): positions and token types.
+        encoded: The encoder's results that the decoder reads; None for other models.
+        key: The key that another generation must share to reuse it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class State:
     def start(self, mask: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
         """Set the padding of the text so far, and the arguments of the next tokens."""
         length = min(mask.shape[1], self.mask.shape[1])
-        self.mask.fill_(1)  # places that the text has not reached are seen by no query before it does
+        self.mask.fill_(1)  # causal attention hides positions that the text has not reached
         self.mask[:, :length].copy_(mask[:, :length])
         for name, each in inputs.items():
             self.inputs[name].copy_(each)
@@ -110,7 +110,7 @@ class State:
         return arguments
 
     def reorder(self, rows: torch.Tensor, length: int) -> None:
-        """Give each row of a text of some length another row's keys and values, or states of recurrences."""
+        """Reorder the rows of keys and values, or recurrent states, of a text of some length."""
         for layer in text_cache(self.cache).layers:
             for used in (*states_of(layer), *(each[:, :, :length] for each in keys_of(layer))):
                 used.copy_(used.index_select(0, rows))
@@ -123,21 +123,21 @@ class State:
 
 
 class States:
-    """The states of generations of a module, and those of earlier ones whose memory later ones use, the last used
-    last."""
+    """The states of a module's current and earlier generations, whose memory is reused, ordered by last
+    use."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self._free: list[State] = []
 
     def after_prompt(self, arguments: dict[str, Any], prompt: torch.Tensor, end: int) -> State:
-        """Return the state after the prompt. arguments: of the model, after the prompt; those that the state has are
-        taken out. end: the greatest length of the text."""
+        """Return the state after the prompt. arguments: the model's, after the prompt; those that the state holds are
+        removed. end: the maximal length of the text."""
         encoded = self._taken_encoded(arguments)
         name_of_mask, name_of_positions = generation.argument_names(encoded is not None)
         name, mask = generation.cache_name(arguments), arguments.pop(name_of_mask, None)
         cache = arguments.pop(name)
-        if mask is None:  # a program for both
+        if mask is None:  # one program for both
             mask = torch.ones_like(prompt)
         inputs = generation.next_inputs(arguments, name_of_positions)
         if name_of_positions not in inputs and generation.is_whisper(self._module):
@@ -153,24 +153,24 @@ class States:
         return state
 
     def _taken_encoded(self, arguments: dict[str, Any]) -> _Encoded | None:
-        """Return what the decoder reads of its encoder, and take it out of the model's arguments."""
+        """Remove the encoder's results from the model's arguments, and return them."""
         outputs = arguments.pop("encoder_outputs", None)
         if outputs is None:
             return None
         states, mask = outputs.last_hidden_state, arguments.pop("attention_mask", None)
         if generation.is_whisper(self._module):
             mask = None
-        elif mask is None and generation.masks_encoder(self._module):  # a program for both
+        elif mask is None and generation.masks_encoder(self._module):  # one program for both
             mask = states.new_ones(states.shape[:2], dtype=torch.long)
         return _Encoded(states, mask, type(outputs))
 
     def _padding(self, encoded: _Encoded) -> int:
-        """Return the places after an encoder's states with which texts of many lengths share a few programs."""
+        """Return the padding of an encoder's states with which texts of many lengths share a few programs."""
         length = encoded.states.shape[1]
         return cache_places(length, _LEAST_OF_PAIR) - length if generation.masks_encoder(self._module) else 0
 
     def for_length(self, state: State, length: int, end: int) -> State:
-        """Return the state, or one that goes on in a larger cache where a text of this length has no place."""
+        """Return the state, or a copy with a larger cache if a text of this length does not fit."""
         if state.key is None or length <= places_of(state.cache):
             return state
         places = cache_places(min(end, 2 * length))
@@ -180,7 +180,7 @@ class States:
         return larger
 
     def copied_cache(self, state: State, length: int) -> Any:
-        """Return a growing cache with what a state has of a text of some length; the caller's cache as it is."""
+        """Return a growing cache with a state's contents for a text of some length; the caller's cache unchanged."""
         if state.key is None:
             return state.cache
         cache = growing_cache(self._module, state.cache)
@@ -194,7 +194,7 @@ class States:
         return cache
 
     def put_back(self, state: State) -> None:
-        """Let another generation have a state, of those that together take a small part of a GPU's memory."""
+        """Release a state to other generations, if the idle ones take a small part of a GPU's memory."""
         if state.key is None:
             return
         self._free.append(state)
@@ -212,8 +212,8 @@ class States:
         length: int,
         places: int,
     ) -> State:
-        """Return a state of some places with what a cache holds of a text of this length. A growing cache gives its
-        tensors up."""
+        """Return a state of some size with a cache's contents for a text of this length. A growing cache gives up its
+        tensors."""
         memory = None if encoded is None else encoded.with_padding(self._padding(encoded))
         first = next((each for layer in text_cache(cache).layers for each in tensors_of(layer)), None)
         key = (
@@ -224,7 +224,7 @@ class States:
             tuple((argument, each.shape) for argument, each in inputs.items()),
             None if memory is None else memory.key(),
             None if first is None else first.dtype,
-            torch.is_inference_mode_enabled(),  # whose tensors may not be written to elsewhere
+            torch.is_inference_mode_enabled(),  # whose tensors may not be written to outside of it
         )
         state = next((each for each in self._free if each.key == key), None)
         if state is None:
@@ -242,8 +242,8 @@ class States:
 
 
 def _fill(layer: Any, source: Any, length: int | None) -> None:
-    """Have a layer of a static cache hold what another cache's layer has of a text of this length; of all its keys for
-    None."""
+    """Copy the contents of another cache's layer for a text of this length into a layer of a static cache; all its keys
+    if the length is None."""
     for state, its_source in zip(states_of(layer), states_of(source), strict=True):
         state.copy_(its_source)
     if not keys_of(source):
@@ -254,7 +254,7 @@ def _fill(layer: Any, source: Any, length: int | None) -> None:
     count = min(source.keys.shape[2], length)
     first = length - count  # a window has the last ones
     for whole, part in ((layer.keys, source.keys), (layer.values, source.values)):
-        whole.zero_()  # a value that is not a number would outlast its mask
+        whole.zero_()  # NaNs would leak through the mask
         whole[:, :, first:length].copy_(part[:, :, :count])
     layer.cumulative_length.fill_(length)
     if kind_of_keys(source) != STATIC:
@@ -262,7 +262,7 @@ def _fill(layer: Any, source: Any, length: int | None) -> None:
 
 
 def _memory_for(device: torch.device) -> int:
-    """Return the bytes of the states that stay between generations: none where no CUDA graph reads them."""
+    """Return the bytes of the states kept between generations: none if no CUDA graph reads them."""
     if device.type != "cuda":
         return 0
     return torch.cuda.get_device_properties(device).total_memory // _MOST_OF_MEMORY
@@ -277,13 +277,13 @@ def text_cache(cache: Any) -> Any:
 
 
 def parts_of(cache: Any) -> tuple[Any, ...]:
-    """Return the caches of layers that a cache has: two for an encoder-decoder, that of the text first."""
+    """Return the layer caches of a cache: two for an encoder-decoder, that of the text first."""
     is_pair = hasattr(cache, "self_attention_cache")
     return (cache.self_attention_cache, cache.cross_attention_cache) if is_pair else (cache,)
 
 
 def growing_cache(module: Any, cache: Any) -> Any:
-    """Return an empty cache that grows, for the model of another cache."""
+    """Return an empty growing cache for the model of another cache."""
     config = _text_config(module)
     caches = [of_transformers(cache, "DynamicCache")(config=config) for _ in parts_of(cache)]
     return caches[0] if len(caches) == 1 else of_transformers(cache, "EncoderDecoderCache")(*caches)
@@ -307,10 +307,10 @@ def _new_part(module: Any, cache: Any, places: int) -> Any:
 
 
 def _new_layer(cache: Any, layer: Any, places: int) -> Any:
-    """Return a layer of a static cache for a layer of a cache, without keys and with its states of recurrences."""
+    """Return a static cache layer for a layer of a cache, without keys and with its recurrent states."""
     if kind_of_keys(layer) is None:
         return copy.deepcopy(layer)
-    # windows have places for the whole text too: a mask cuts them
+    # sliding-window layers have room for the whole text too: a mask hides older tokens
     if not is_recurrent(layer):
         return of_transformers(cache, STATIC)(max_cache_len=places)
     count = layer.number_of_states
@@ -331,19 +331,19 @@ def of_transformers(cache: Any, name: str) -> Any:
 
 
 def kind_of(layer: Any) -> str:
-    """Return which of transformers' classes a cache's layer is of."""
+    """Return the class of transformers that a cache's layer is an instance of."""
     kind = type(layer)
     return kind.__name__ if kind.__module__ == "transformers.cache_utils" else f"{kind.__module__}.{kind.__name__}"
 
 
 def kind_of_keys(layer: Any) -> str | None:
-    """Return which of transformers' classes a cache's layer with keys and values is like; None for one without."""
+    """Return the class of transformers that handles a layer's keys and values; None for a layer without."""
     kind = kind_of(layer)
     return None if kind in (_RECURRENT, _EMPTY) else _KEYS_BESIDE_STATES.get(kind, kind)
 
 
 def is_recurrent(layer: Any) -> bool:
-    """Return whether a cache's layer has states of recurrences, beside keys or without."""
+    """Return whether a cache's layer has recurrent states, with or without keys."""
     return kind_of(layer) in (_RECURRENT, *_KEYS_BESIDE_STATES)
 
 
@@ -353,7 +353,7 @@ def keys_of(layer: Any) -> list[torch.Tensor]:
 
 
 def states_of(layer: Any) -> list[torch.Tensor]:
-    """Return a cache layer's states of recurrences; none before its first use."""
+    """Return a cache layer's recurrent states; none before its first use."""
     if not is_recurrent(layer):
         return []
     each_state = (*layer.conv_states.values(), *layer.recurrent_states.values())
@@ -361,12 +361,12 @@ def states_of(layer: Any) -> list[torch.Tensor]:
 
 
 def tensors_of(layer: Any) -> list[torch.Tensor]:
-    """Return what a cache's layer holds."""
+    """Return the tensors of a cache's layer."""
     return [*keys_of(layer), *states_of(layer)]
 
 
 def places_of(cache: Any) -> int:
-    """Return for how many tokens a static cache has places: for any number where no layer has keys."""
+    """Return the capacity of a static cache in tokens: unlimited if no layer has keys."""
     layers = (each for each in text_cache(cache).layers if kind_of_keys(each) is not None)
     places: int = next((each.max_cache_len for each in layers), sys.maxsize)
     return places

@@ -1,6 +1,6 @@
-"""flex_attention in a program: torch compiles its kernel of the functions that it is given.
+"""flex_attention in a program: torch compiles its kernel for the given functions.
 
-In eager it holds all scores.
+In eager it materializes all scores.
 """
 
 import functools
@@ -18,23 +18,23 @@ from forge.torch_internals.functorch import allow_retained_graph, functorch_conf
 
 FLEX_ATTENTION = torch.ops.higher_order.flex_attention
 _numbers = itertools.count()
-_compiled: BoundedDict[tuple, Callable] = BoundedDict(64)  # layers that are alike share a function
+_compiled: BoundedDict[tuple, Callable] = BoundedDict(64)  # identical layers share a function
 
 
 class CompiledFlexAttention:
-    """flex_attention as a Dynamo graph calls it, compiled by torch.compile when it is called.
+    """flex_attention as a Dynamo graph calls it, compiled by torch.compile at its first call.
 
-    Other lengths compile it again as torch.compile does: the second one makes them symbolic. Where torch cannot compile
-    it, it runs in eager, and a warning says so.
+    New lengths recompile it as torch.compile does: the second one makes them symbolic. If torch cannot compile
+    it, it runs in eager, with a warning.
     """
 
     def __init__(self) -> None:
         self._runs_in_eager = False
-        self._compiled: tuple[tuple, Callable] | None = None  # what it was compiled for last
+        self._compiled: tuple[tuple, Callable] | None = None  # with the key of the last call
 
     def __call__(self, *args: Any) -> Any:
-        """Return (output, logsumexp, maxima) for the arguments of torch's operator. Those of the last two that
-        `kernel_options` do not ask for hold zeros."""
+        """Return (output, logsumexp, maxima) for the arguments of torch's operator. Either of the last two is zeros
+        unless `kernel_options` requests it."""
         if self._runs_in_eager:
             return FLEX_ATTENTION(*args)
         query, key, value, score_mod, (*sparsity, mask_mod), scale, kernel_options, score_buffers, mask_buffers = args
@@ -55,13 +55,13 @@ class CompiledFlexAttention:
 
 @functools.cache
 def _zero(device: torch.device) -> torch.Tensor:
-    """Return the number that stands for all of a result which nobody asks for: no call makes it."""
+    """Return the scalar placeholder of a result that was not requested."""
     with torch.inference_mode(False):
         return torch.zeros((), dtype=torch.float32, device=device)
 
 
 def _compile(score_mod: GraphModule, mask_mod: GraphModule, kernel_options: dict[str, Any]) -> Callable:
-    """Return a function that gives the results of flex_attention, None for those that are not asked for."""
+    """Return a function that returns the results of flex_attention, None for those not requested."""
     identity = _identity(score_mod), _identity(mask_mod), repr(sorted(kernel_options.items()))
     if identity not in _compiled:
         options = dict(kernel_options)
@@ -89,18 +89,18 @@ def _compile(score_mod: GraphModule, mask_mod: GraphModule, kernel_options: dict
             return [each if is_wanted else None for each, is_wanted in zip(results, output_mask, strict=True)]
 
         name = f"flex_attention_{next(_numbers)}"
-        attend.__code__ = attend.__code__.replace(co_name=name)  # Dynamo takes functions of one code for one function
+        attend.__code__ = attend.__code__.replace(co_name=name)  # Dynamo caches by code object
         _compiled[identity] = torch.compile(attend, backend=_compile_graph, fullgraph=True)
     return _compiled[identity]
 
 
 def _compile_graph(graph: GraphModule, inputs: list[torch.Tensor]) -> Callable:
-    """Return the function that Inductor compiles of a graph, whose backward may run again."""
+    """Return the function that Inductor compiles from a graph, whose backward may run again."""
     with functorch_config.patch(donated_buffer=False):
         return lookup_backend("inductor")(graph, inputs)
 
 
 def _identity(graph: GraphModule) -> str | int:
-    """Return the code of a graph, or what tells it apart if it holds more than that."""
+    """Return the code of a graph, or a unique key if it holds more than code."""
     holds = next(graph.children(), None) is not None or next(graph.buffers(), None) is not None
     return id(graph) if holds else graph.code

@@ -1,13 +1,13 @@
-"""Values that a frozen program computes of weights alone (forge.jit(freeze=True)), cached until a weight changes.
+"""Values that a frozen program computes from weights alone (forge.jit(freeze=True)), cached until a weight changes.
 
-A weight is unchanged while it is the same tensor, in the same memory, at the same version, which counts what torch
-changes in place. torch does not count everything. A step of a torch.optim optimizer, fused ones too, drops what was
-made of its parameters. Others' fused steps follow a gradient: while a weight has one, nothing is kept, and what is kept
-is dropped once one arrives. Writes through `p.data` and `p.numpy()` of a parameter are noticed (parameter_aliases.py).
-For those through other aliases (`buffer.data`, `p.detach().numpy()`, DLPack), memory on the CPU is looked at: all of a
-small weight, one element of a larger one; elsewhere, and where that element stays, forge.refold is for them.
+A weight is unchanged while it is the same tensor, in the same memory, at the same version, which counts torch's
+in-place changes. Not everything is counted. A step of a torch.optim optimizer, fused ones included, drops the values
+of its parameters. Other libraries' fused steps follow a gradient: while a weight has one, nothing is cached, and cached
+values are dropped when one arrives. Writes through `p.data` and `p.numpy()` of a parameter are noticed
+(parameter_aliases.py). For those through other aliases (`buffer.data`, `p.detach().numpy()`, DLPack), memory on the CPU
+is compared: all of a small weight, one element of a larger one; elsewhere, and if that element stays, use forge.refold.
 
-torch.utils.swap_tensors refuses tensors that have weak references: while it runs, there are none to its two.
+torch.utils.swap_tensors refuses tensors that have weak references: while it runs, its two have none.
 """
 
 import ctypes
@@ -29,15 +29,15 @@ from forge.torch_internals.swap_tensors import before_swap, follow_swaps
 from forge.torch_internals.tensors import version_of
 
 _BYTES, _PLACE = attrgetter("raw"), torch.Tensor.data_ptr
-_WHOLE = 512  # bytes of a weight that is compared as a whole: this takes as long as an element does
+_WHOLE = 512  # bytes of a weight that is compared as a whole, which takes as long as one element
 _folded: "weakref.WeakSet[FoldedWeights]" = weakref.WeakSet()
 _folded_lock = new_lock()
 
 
 class _State(NamedTuple):
     """Values computed from some weights, and the state of the weights at that time. `snapshot` is that of `_look`;
-    `bits` is the content of `cells`, which are parts of their memory; `weights` are weak references. `memory` is
-    theirs: no other tensor is allocated there while it is referenced. `hooks` are called when a gradient arrives."""
+    `bits` is the content of `cells`, which are parts of their memory; `weights` are weak references. `memory` keeps
+    their storages, so that no other tensor is allocated there. `hooks` are called when a gradient arrives."""
 
     snapshot: list[int]
     bits: list[bytes]
@@ -48,12 +48,12 @@ class _State(NamedTuple):
     hooks: list[Any]
 
     def holds(self, weights: list[torch.Tensor]) -> bool:
-        """Return whether nothing has changed these weights, which are the same tensors. The cells are read last: they
-        are in the memory that was seen, which may be gone where a weight is elsewhere."""
+        """Return whether these weights are the same tensors, unchanged. The cells are read last: they are in the memory
+        of the snapshot, which may be freed if a weight has moved."""
         return _look(weights) == self.snapshot and list(map(_BYTES, self.cells)) == self.bits
 
     def has_moved(self) -> bool:
-        """Return whether a weight is gone or elsewhere in memory, so that this state is never used again."""
+        """Return whether a weight is gone or has moved in memory, so that this state is never used again."""
         weights = [weight() for weight in self.weights]
         return any(x is None or x.data_ptr() != alias.data_ptr() for x, alias in zip(weights, self.memory, strict=True))
 
@@ -61,7 +61,7 @@ class _State(NamedTuple):
 class FoldedWeights:
     """The part of a program that depends on frozen weights alone, computed by `function` from the inputs at `reads`.
 
-    strides: those that the program expects of the values. The values are cached for each set of weights (repeated
+    strides: the strides that the program expects of the values. The values are cached for each set of weights (repeated
     layers may share a program), until one of these changes or dies. `times` counts the computations; `in_training`:
     whether the last one was of weights with gradients, and not cached.
     """
@@ -126,7 +126,7 @@ class FoldedWeights:
             memory = [x.detach() for x in weights]
             cells = _cells(weights)
             snapshot, bits = _look(weights), list(map(_BYTES, cells))
-        except RuntimeError:  # a tensor without a version or memory of its own: nothing says when it changes
+        except RuntimeError:  # a tensor without a version or its own memory: its changes cannot be noticed
             snapshot = None
         with torch.inference_mode(False), torch.no_grad():
             results = self.function(*weights)
@@ -149,13 +149,13 @@ class FoldedWeights:
 
 
 def _look(weights: list[torch.Tensor]) -> list[int]:
-    """Return the versions of weights, and where they are. Raises RuntimeError where one has none."""
+    """Return the versions of weights, and their addresses. Raises RuntimeError if one has none."""
     return [*map(version_of, weights), *map(_PLACE, weights)]
 
 
 def _cells(weights: list[torch.Tensor]) -> list[Any]:
     """Return the bytes of each weight on the CPU: of all elements if they are few, else of the middle one, or of
-    another where that is 0, which stays 0 when it is scaled. Raises RuntimeError for a weight without memory."""
+    another if that is 0, which scaling does not change. Raises RuntimeError for a weight without memory."""
     return [_cell(x) for x in weights if x.device.type == "cpu" and x.numel()]
 
 
@@ -192,12 +192,12 @@ def _drop(folded: "weakref.ref[FoldedWeights]", key: tuple[int, ...], _: Any) ->
 
 @skip_dynamo
 def _drop_changed(weights: Collection[int]) -> None:
-    """Drop what was computed of those of these weights to which an alias wrote, as far as it is noticed."""
+    """Drop the values of those of these weights to which an alias wrote, as far as that is noticed."""
     _drop_all(changed_parameters(weights))
 
 
 def _drop_all(weights: Collection[int]) -> None:
-    """Drop what any program computed of these weights, by their ids: it is computed again when it is needed."""
+    """Drop the values that any program computed from these weights, by their ids; they are recomputed when needed."""
     if weights:
         with _folded_lock:
             there = list(_folded)
@@ -206,8 +206,8 @@ def _drop_all(weights: Collection[int]) -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-    """Drop values of an optimizer's parameters after a step, which changed them whether their versions say so or
-    not."""
+    """Drop values of an optimizer's parameters after a step, which may change them without increasing their
+    versions."""
     if _folded:
         _drop_all({id(x) for group in optimizer.param_groups for x in group["params"]})
 
@@ -217,7 +217,7 @@ register_optimizer_step_post_hook(_after_step)
 
 @before_swap.provide
 def _forget(t1: torch.Tensor, t2: torch.Tensor) -> None:
-    """Drop what was computed of two tensors, and the weak references to them."""
+    """Drop the values of two tensors, and the weak references to them."""
     both = {id(t1), id(t2)}
     _drop_all(both)
     unwatch(both)

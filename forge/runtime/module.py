@@ -1,4 +1,4 @@
-"""A jitted module is still the module: a generated subclass of its class that shares its `__dict__`."""
+"""A jitted module remains a module: a generated subclass of its class that shares its `__dict__`."""
 
 import copy
 import functools
@@ -14,12 +14,12 @@ from forge.runtime.decoding_loop import CompileStep, decoding_loop, loop_methods
 
 
 def _is_lazy(module: torch.nn.Module) -> bool:
-    """Return whether a parameter or buffer waits for the first call to learn its shape."""
+    """Return whether a parameter or buffer gets its shape at the first call."""
     return any(map(is_lazy, chain(module.parameters(), module.buffers())))
 
 
 def _is_fully_sharded(kind: type) -> bool:
-    """Return whether modules of a class are FSDP2's: `fully_shard` gives a module a class of its own."""
+    """Return whether modules of a class are FSDP2's: `fully_shard` gives a module a new class."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and issubclass(kind, fsdp.FSDPModule)
 
@@ -28,7 +28,7 @@ _LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 
 def _is_redirected(module: torch.nn.Module) -> bool:
-    """Return whether Lightning calls another method by way of this forward, which it replaces for one call: under a
+    """Return whether Lightning calls another method through this forward, which it replaces for one call: under a
     strategy that wraps the module, `training_step` runs so. It stays Python; `self(x)` in it is compiled."""
     forward: Any = vars(module).get("forward")
     return getattr(forward, "__name__", "") == "wrapped_forward" and forward.__module__.startswith(_LIGHTNING)
@@ -53,11 +53,11 @@ def jitted_module(
     They run around the compiled forward, as with torch.compile.
 
     Args:
-        module: What a user jits.
+        module: The module to jit.
         compiled: Its compiled call.
-        compile_forward: Returns its compiled forward, which runs no hook.
+        compile_forward: Returns its compiled forward, which runs no hooks.
         rejit: forge.jit with the options given: deep copies and unpickled modules are jitted again with it.
-        compile_step: Compiles a function of the module and of tensors with these options, for a loop in the place of
+        compile_step: Compiles a function of the module and of tensors with these options, for a loop in place of
             transformers' (`decoding_loop`); None: transformers' loop stays.
     """
     original = type(module)
@@ -88,12 +88,12 @@ _SLOTS = (
 
 
 def _jitted_class(original: Any, *, has_loop: bool) -> type:
-    """Return the subclass of a class whose objects are jitted modules: one for all of them, and one for those with a
-    decoding loop of their own.
+    """Return the subclass of a class whose objects are jitted modules: one for all of them, and one for those with
+    a decoding loop.
 
     Engines look for the modules of a class to shard them one by one (Accelerate's `transformer_cls_names_to_wrap`), and
-    `fully_shard` keeps a table of classes as long as the process lives: what belongs to one module is in its slots,
-    since the `__dict__` is that of the original.
+    `fully_shard` has a table of classes for the lifetime of the process: per-module state is in slots, since the
+    `__dict__` is the original's.
     """
     subclasses: list[type] = type.__subclasses__(original)
     for each in subclasses:
@@ -102,7 +102,7 @@ def _jitted_class(original: Any, *, has_loop: bool) -> type:
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         module = self._forge_module
-        if torch.compiler.is_compiling():  # inside a larger compiled program: part of that one
+        if torch.compiler.is_compiling():  # inside a larger compiled program, which inlines it
             return module(*args, **kwargs)
         if self._forge_is_lazy:  # tracing would initialise it with other random numbers
             result = module(*args, **kwargs)
@@ -119,7 +119,7 @@ def _jitted_class(original: Any, *, has_loop: bool) -> type:
         return original.forward(self, *args, **kwargs)
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """Return a module of the original class, not jitted: a module constructs its own class for a slice, say."""
+        """Return a module of the original class, not jitted: a module may construct its own class, for a slice say."""
         return original(*args, **kwargs)
 
     def __deepcopy__(self: Any, memo: dict) -> torch.nn.Module:
@@ -142,7 +142,7 @@ def _jitted_class(original: Any, *, has_loop: bool) -> type:
         "__doc__": original.__doc__,
         "__slots__": _SLOTS,
     }
-    if hasattr(original, "get_compiled_call"):  # by which transformers' generate has torch.compile compile a model
+    if hasattr(original, "get_compiled_call"):  # the method by which transformers' generate calls torch.compile
         members["get_compiled_call"] = lambda self, config: self.__call__
     if has_loop:
         members |= loop_methods(original)

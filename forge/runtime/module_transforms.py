@@ -1,8 +1,8 @@
-"""Transforms that replace a module's parameters: in a copy of the module that is jitted, and in its state_dict.
+"""Transforms that replace a module's parameters: in the copy of the module that is jitted, and in its state_dict.
 
-The copy shares the parameters and buffers that no transform replaces; the user's module stays as it is. The state_dict
-of the jitted module has the new form. load_state_dict takes both forms: a hook of the copy, which deep copies and
-pickles keep, has each transform bring the entries that it knows into the new form. original_state_dict goes back.
+The copy shares the parameters and buffers that no transform replaces; the user's module stays unchanged. The state_dict
+of the jitted module has the new form. load_state_dict accepts both forms: a hook of the copy, which deep copies and
+pickles keep, has each transform convert the entries that it knows. original_state_dict converts back.
 """
 
 import copy
@@ -18,9 +18,9 @@ _APPLIED = "_forge_module_transforms"
 
 
 class ModuleTransform:
-    """A transform of forge.jit that replaces parameters of the jitted module, such as by a smaller form of them.
+    """A transform of forge.jit that replaces parameters of the jitted module, for example by quantized ones.
 
-    Override what applies; by default nothing changes.
+    Override the methods that apply; by default nothing changes.
     """
 
     def transform_module(self, module: nn.Module) -> nn.Module:
@@ -72,7 +72,7 @@ class ModuleTransform:
 
 
 def split_transforms(transforms: Sequence[Any]) -> tuple[list[Callable[[Trace], Trace]], list[ModuleTransform]]:
-    """Return the functions from Trace to Trace of a list of transforms, and those that replace parameters, in order."""
+    """Return the functions from Trace to Trace of a list of transforms, and the ModuleTransforms, in order."""
     functions = []
     for each in transforms:
         if not isinstance(each, ModuleTransform):
@@ -83,9 +83,9 @@ def split_transforms(transforms: Sequence[Any]) -> tuple[list[Callable[[Trace], 
 
 
 def transform_module(module: nn.Module, transforms: Sequence[ModuleTransform]) -> nn.Module:
-    """Return a copy of a module after the transforms, which remembers them for its state_dict.
+    """Return a transformed copy of a module, which remembers the transforms for its state_dict.
 
-    Raises TypeError where a transform returns no module. An error of a transform, or of the copy, has a note.
+    Raises TypeError if a transform returns no module. An error of a transform, or of the copy, has a note.
     """
     tensors = (*module.parameters(), *module.buffers())
     try:
@@ -117,7 +117,7 @@ def transform_module(module: nn.Module, transforms: Sequence[ModuleTransform]) -
 
 
 def _to_new_form(module: nn.Module, state_dict: StateDict, prefix: str, *rest: Any) -> None:
-    """Bring the entries of a module into its form, in place: the hook of load_state_dict."""
+    """Convert a module's entries to its form, in place: the hook of load_state_dict."""
     own = {name.removeprefix(prefix): state_dict.pop(name) for name in list(state_dict) if name.startswith(prefix)}
     for each in getattr(module, _APPLIED):
         own = each.transform_state_dict(own, module)

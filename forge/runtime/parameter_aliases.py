@@ -1,10 +1,10 @@
-"""Writes to parameters that torch does not count: through `p.data`, which has a version of its own, and through an
+"""Writes to parameters that torch does not count: through `p.data`, which has its own version counter, and through an
 array of `p.numpy()`, which has none.
 
-torch tells nobody of either. While a frozen program has computed something of a parameter, what is handed out of its
-memory is therefore noted: when the first such program runs, `torch.nn.Parameter` gets a `data` and a `numpy` of its own
-(torch_internals/parameters.py), which note it for watched parameters and are torch's for all others. Tensors and arrays
-are noted by weak references, so that nothing lives longer than in eager. Other tensors (buffers,
+torch has no hook for either. While a frozen program has values of a parameter, aliases of its memory are therefore
+recorded: when the first such program runs, `torch.nn.Parameter` gets replacements of `data` and `numpy`
+(torch_internals/parameters.py), which record aliases of watched parameters and behave as torch's for all others.
+Aliases are recorded by weak references, so that no lifetime is longer than in eager. Other tensors (buffers,
 `p.detach()`) keep torch's functions.
 """
 
@@ -19,7 +19,7 @@ from forge.ir.locks import new_lock
 from forge.torch_internals.parameters import follow_data, follow_numpy, note_alias
 from forge.torch_internals.tensors import version_of
 
-_LIMIT = 64  # of references in one entry, before dead ones are removed from it
+_LIMIT = 64  # references in one entry, before dead ones are removed
 
 _lock = new_lock()
 _watched: dict[int, weakref.ref] = {}
@@ -28,7 +28,7 @@ open_aliases: dict[int, "_Aliases"] = {}
 
 
 class _Aliases:
-    """Aliases of a parameter that may be alive, each with the version that was seen last; None for an array, which has
+    """Aliases of a parameter that may be alive, each with its last known version; None for an array, which has
     none."""
 
     __slots__ = ("aliases", "changed")
@@ -44,7 +44,7 @@ class _Aliases:
         self.aliases.append((weakref.ref(alias), version))
 
     def look(self) -> bool:
-        """Return whether something may have been written since the last look: through an alias whose version moved or
+        """Return whether there may have been writes since the last look: through an alias whose version changed or
         that is gone, or through an array."""
         changed, alive = self.changed, []
         for reference, last_version in self.aliases:
@@ -58,7 +58,7 @@ class _Aliases:
 
 
 def watch(tensors: Collection[torch.Tensor]) -> None:
-    """Note what is handed out of those of these tensors that are parameters, from now on until they die."""
+    """Record aliases of those of these tensors that are parameters, from now until they die."""
     _follow_aliases()
     for each in tensors:
         if isinstance(each, torch.nn.Parameter) and id(each) not in _watched:
@@ -66,13 +66,13 @@ def watch(tensors: Collection[torch.Tensor]) -> None:
 
 
 def unwatch(ids: Collection[int]) -> None:
-    """Note nothing of these parameters until they are watched again."""
+    """Stop recording aliases of these parameters."""
     for each in ids:
         _forget(each)
 
 
 def changed_parameters(ids: Collection[int]) -> list[int]:
-    """Return the parameters, among these, that may have been written to without a version count since the last call."""
+    """Return those of these parameters that may have been written to, uncounted, since the last call."""
     result = []
     with _lock:
         for each in ids:

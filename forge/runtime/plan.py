@@ -1,6 +1,6 @@
 """The parts of a compiled program's call, generated functions and plain data, and their assembly.
 
-A program that was compiled in this process and one that was read from the disk (forge/cache) are put together alike.
+Programs compiled in this process and programs read from disk (forge/cache) are assembled alike.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,8 +20,8 @@ from forge.torchlang import autocast_mode, grad_mode
 
 
 class GeneratedFunction(NamedTuple):
-    """A generated function and the trace that it was printed from; None for one that was read from the disk. read: as
-    of a Backward."""
+    """A generated function and the trace that it was printed from; None for one read from disk. read: as in a
+    Backward."""
 
     function: Callable
     trace: Trace | None = None
@@ -33,26 +33,26 @@ class GeneratedFunction(NamedTuple):
 
 
 class Backwards(Protocol):
-    """Compiles the backwards of a program, each when it is first needed (forge/compiler/backwards.py)."""
+    """Compiler of the backwards of a program, each on first use (forge/compiler/backwards.py)."""
 
     def compile(self, present: tuple, *, batched: bool = False) -> GeneratedFunction:
         """Return the backward of the outputs that are `present`; `batched`: by torch's own functions alone."""
 
     def compile_differentiable(self, key: tuple) -> DifferentiableBackward:
         """Return the backward, as a differentiable program, of (outputs, those of their gradients that have a history,
-        whether it is by torch's own functions alone, the gradients of opaque calls that are None)."""
+        whether it uses torch's own functions alone, the gradients of opaque calls that are None)."""
 
     def numbers(self) -> Sequence[Any]:
         """Return the symbolic inputs of the program."""
 
 
 class TrainingPlan(NamedTuple):
-    """The parts of a program through which gradients flow, beside its forward.
+    """The parts of a differentiated program, beside its forward.
 
-    backward: that of the `usual` outputs, by position. epilogue: what runs outside of the autograd.Function.
-    constants: the positions of outputs without a gradient. split: the forward with what it saves, before it was
-    claimed; None for a plan that was read from disk. buckets: the positions of the inputs whose gradients leave the
-    backward together, in order; where there are some, each backward is a generator.
+    backward: the backward of the `usual` outputs, by position. epilogue: runs outside of the autograd.Function.
+    constants: the positions of outputs without a gradient. split: the forward with its residuals, before it was
+    claimed; None for a plan read from disk. buckets: the positions of the inputs whose gradients leave the
+    backward together, in order; if there are any, each backward is a generator.
     """
 
     backward: GeneratedFunction
@@ -70,11 +70,11 @@ class CompiledPlan(NamedTuple):
 
     Attributes:
         forward: The generated forward.
-        grad: True if grad mode is on where the program is called.
+        grad: True if grad mode is on at the call of the program.
         sets_mode: True if code outside of the autograd.Function sets the grad mode.
         training: The backwards, for a differentiated program.
-        attends: True if the code is for the attention kernel that torch chose when it was compiled.
-        folded_weights: The values computed of frozen weights, which the forward takes beside its inputs.
+        attends: True if the code is for the attention kernel that torch selected at compile time.
+        folded_weights: The values computed from frozen weights, which the forward takes beside its inputs.
     """
 
     forward: GeneratedFunction
@@ -88,9 +88,9 @@ class CompiledPlan(NamedTuple):
 class CallBoundary(NamedTuple):
     """Additions of a front end to a program's call.
 
-    eager: runs in its place where what the program assumes of its inputs does not hold. graph_constants: tensors that
-    the captured graph holds, which the program takes last. compare: makes a call that is compared with eager
-    (check="eager"). to_local: makes a call on DTensors, or quantized tensors, of one on the tensors inside.
+    eager: runs instead if the program's assumptions about its inputs do not hold. graph_constants: tensors in
+    the captured graph, which the program takes last. compare: makes a call that is compared with eager
+    (check="eager"). to_local: turns a call on local tensors, or parts, into one on DTensors, or quantized tensors.
     """
 
     eager: Callable | None = None
@@ -100,15 +100,15 @@ class CallBoundary(NamedTuple):
 
 
 class ProgramCall(NamedTuple):
-    """All that decides how a program is called.
+    """The plan of a program's call, and all that wraps it.
 
     Attributes:
         plan: The compiled parts.
-        recompile: Compiles the program again. It runs where torch chooses another attention kernel than the one
-            that the plan was compiled for, which can happen to a program from the cache and to a second tier.
+        recompile: Recompiles the program. It runs if torch selects another attention kernel than the plan was
+            compiled for, which can happen to a program from the cache and to a second tier.
         tiered: Runs the first tier until the second is ready.
-        mutated: The positions of inputs that the program changes.
-        assumes: True if the program assumes properties of its numbers, and checks them when it runs.
+        mutated: The positions of inputs that the program mutates.
+        assumes: True if the program assumes properties of its numbers, and checks them at run time.
         boundary: Additions of the front end.
     """
 
@@ -120,7 +120,7 @@ class ProgramCall(NamedTuple):
     boundary: CallBoundary = CallBoundary()
 
     def assemble(self) -> tuple[Callable, list[str]]:
-        """Return the callable of the plan, call(*inputs), and the names of the wrappers in it, the innermost first."""
+        """Return the callable of the plan, call(*inputs), and the names of the wrappers in it, innermost first."""
         call, active = self.plan.forward.function, []
         for wrapper in WRAPPERS:
             operand = wrapper.operand(self)
@@ -131,7 +131,7 @@ class ProgramCall(NamedTuple):
 
 
 class Wrapper(NamedTuple):
-    """A function around a program's call. operand: what it works with, None for a call that goes without it."""
+    """A function around a program's call. operand: its configuration, None if the call does not need it."""
 
     name: str
     operand: Callable[[ProgramCall], Any]
@@ -164,21 +164,21 @@ def _unless_violated(call: Callable, eager: Callable) -> Callable:
     def call_or_fall_back(*inputs: Any) -> Any:
         try:
             return call(*inputs)
-        except (prims.ViolatedAssumption, ZeroDivisionError):  # the latter of a number by which another one is divided
+        except (prims.ViolatedAssumption, ZeroDivisionError):  # the latter of a division by a number
             pass
-        return eager(*inputs)  # where that has no error of its own, the assumption is one
+        return eager(*inputs)  # without an error there, this is an assumption
 
     return call_or_fall_back
 
 
 def _unless_overlapping(call: Callable, operand: tuple[Callable, Sequence[int]]) -> Callable:
-    """Run eager where changed inputs overlap: the trace knows every input's memory as its own.
+    """Run eager if mutated inputs overlap: the trace assumes that inputs do not alias.
 
-    Inputs that are where those of the last call were do not overlap if those did not: their sizes and strides are
-    guarded, or follow from numbers among them. Only those that moved are looked at.
+    Inputs at the addresses of the last call do not overlap if those did not: their sizes and strides are guarded, or
+    determined by numbers among them. Only those that moved are checked.
     """
     eager, mutated = operand
-    separate: list[Any] = []  # the places of the last call's inputs
+    separate: list[Any] = []  # the addresses of the last call's inputs
 
     def call_or_fall_back(*inputs: Any) -> Any:
         nonlocal separate
@@ -201,11 +201,11 @@ def _places(inputs: Sequence[Any]) -> list[Any]:
         return [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in inputs]
 
 
-_ADDRESS = torch.Tensor.data_ptr  # whose map has no step of Python's for each
+_ADDRESS = torch.Tensor.data_ptr  # mapping it runs no Python code per tensor
 
 
 def _overlap_after_moves(inputs: Sequence[Any], mutated: Sequence[int], moves: Sequence[int]) -> bool:
-    """Return `overlap`, of inputs of which only some are elsewhere than those of a call that did not overlap."""
+    """Return `overlap` of inputs, only some of which have moved since a call without overlap."""
     others = [inputs[i] for i in moves]
     if not all(isinstance(each, torch.Tensor) for each in others) or not set(moves).isdisjoint(mutated):
         return overlap(inputs, mutated)
@@ -213,7 +213,7 @@ def _overlap_after_moves(inputs: Sequence[Any], mutated: Sequence[int], moves: S
 
 
 def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
-    """Return whether an input that a program changes shares memory with another one, or several of its elements may,
+    """Return whether an input that a program mutates aliases another one, or may have elements that alias each other,
     which some of torch's operators refuse to write to and some do not (fill_)."""
     if any(may_overlap_itself(inputs[i]) for i in mutated):
         return True
@@ -224,7 +224,7 @@ def overlap(inputs: Sequence[Any], mutated: Sequence[int]) -> bool:
     return sum(storage in changed for storage in storages) > len(changed)
 
 
-# every function around the generated one, in order, the innermost first
+# every wrapper of the generated function in order, innermost first
 WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("autograd", lambda of: of.plan.training, _differentiable),
     Wrapper(

@@ -1,6 +1,6 @@
-"""A linear layer whose weight is quantized: how weights are quantized, and the module that holds one.
+"""Linear layers with quantized weights: the quantization, and the module.
 
-forge/torchlang/nn/quantized.py has the operators and says what scales and zero points mean.
+forge/torchlang/nn/quantized.py has the operators and defines scales and zero points.
 """
 
 import copy
@@ -17,7 +17,7 @@ _TINY = torch.finfo(torch.float32).eps
 
 
 class QuantizedWeight(NamedTuple):
-    """A quantized weight. zero_point: only of 4 bits, where it is not 8."""
+    """A quantized weight. zero_point: only for 4 bits, unless it is 8."""
 
     weight: torch.Tensor
     scale: torch.Tensor
@@ -25,11 +25,11 @@ class QuantizedWeight(NamedTuple):
 
 
 class Scheme(NamedTuple):
-    """How a weight is stored.
+    """The storage format of a weight.
 
-    operator: the name of its operator. dtype: of the stored weight; uint8 holds two elements of 4 bits. group_size: how
-    many elements of a row share a scale; None for all of them. has_zero_point: whether a group's values lie between its
-    least and its greatest, or around zero.
+    operator: the name of its operator. dtype: of the stored weight; uint8 holds two elements of 4 bits. group_size: the
+    number of elements of a row that share a scale; None for all of them. has_zero_point: whether a group's range is
+    from its minimum to its maximum, or symmetric around zero.
     """
 
     operator: str
@@ -38,7 +38,7 @@ class Scheme(NamedTuple):
     has_zero_point: bool = False
 
     def problem_with(self, weight: torch.Tensor) -> str | None:
-        """Return why a weight cannot be stored so, None if it can."""
+        """Return why a weight cannot be stored in this format, None if it can."""
         if weight.ndim != 2:
             return f"the weight has {weight.ndim} dims"
         if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -56,7 +56,7 @@ class Scheme(NamedTuple):
 
     @torch.no_grad()
     def quantize(self, weight: torch.Tensor) -> QuantizedWeight:
-        """Return a weight of (out, in) in this form."""
+        """Return a weight of (out, in) in this format."""
         rows, columns = weight.shape
         size = self.group_size or columns
         groups = weight.detach().float().reshape(rows, columns // size, size)
@@ -69,9 +69,9 @@ class Scheme(NamedTuple):
         return QuantizedWeight(values.reshape(rows, columns).to(self.dtype), self._by_row(scale))
 
     def _pack(self, groups: torch.Tensor, dtype: torch.dtype) -> QuantizedWeight:
-        """Return groups in 4 bits, with scales of `dtype`; as rounded to it they decide on the elements."""
+        """Return groups in 4 bits, with scales of `dtype`; elements are quantized by the rounded scales."""
         if self.has_zero_point:
-            low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)  # 0 stays 0
+            low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)  # 0 is exact
             scale = ((high - low) / 15).clamp(min=_TINY).to(dtype)
             zero = (-low / scale.float()).round().clamp(0, 15)
         else:
@@ -87,7 +87,7 @@ class Scheme(NamedTuple):
         return per_group.squeeze(1) if self.group_size is None else per_group
 
     def dequantize(self, stored: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
-        """Return the values of a weight in this form."""
+        """Return the values of a weight in this format."""
         if self.dtype == torch.uint8:
             return dequantize_packed(*stored, dtype)
         return dequantize(stored.weight, stored.scale, dtype)
@@ -96,8 +96,8 @@ class Scheme(NamedTuple):
 class QuantizedLinear(Converted, nn.Linear):
     """torch.nn.Linear with a quantized weight: `weight`, `scale` and maybe `zero_point`, which are never trained.
 
-    Only its input and its bias have gradients. Conversions to another dtype (`.half()`) leave the stored weight as it
-    is. It is a Linear for the rest of the model, which may look for one.
+    Only its input and its bias have gradients. Dtype conversions (`.half()`) do not change the stored weight. It is a
+    Linear, since other parts of the model may look for one.
     """
 
     scale: torch.Tensor
@@ -123,7 +123,7 @@ class QuantizedLinear(Converted, nn.Linear):
         return QuantizedWeight(self.weight, self.scale, self.zero_point)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the product with the values of the weight, in the dtype of the input or of autocast."""
+        """Return the product with the dequantized weight, in the dtype of the input or of autocast."""
         device = input.device.type
         bias: torch.Tensor | None = self.bias
         if torch.is_autocast_enabled(device):
@@ -133,7 +133,7 @@ class QuantizedLinear(Converted, nn.Linear):
         return OPERATORS[self.scheme.operator](input, self.weight, self.scale, *zero_point, bias)
 
     def convert(self, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor after a conversion, which leaves the numbers of quantized weights as they are."""
+        """Return a converted tensor; quantized values are not converted."""
         if not any(x is each for each in self.stored):
             return function(x)
         return function(x.view(_BITS[x.dtype.itemsize])).view(x.dtype)
@@ -152,9 +152,9 @@ class QuantizedLinear(Converted, nn.Linear):
         set_parameters(self, {**parameters_of(self), "weight": nn.Parameter(weight, requires_grad=False)})
 
     def extra_repr(self) -> str:
-        """Return the sizes and the form of the weight."""
+        """Return the sizes and the format of the weight."""
         return f"{super().extra_repr()}, {self.scheme.operator}, group_size={self.scheme.group_size}"
 
 
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # to which a conversion of floats does nothing
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # which a conversion of floats does not change

@@ -1,6 +1,6 @@
-"""A call that is made again and again with the same arguments but one, without Dynamo's guards of all of them.
+"""A call repeated with the same arguments but one, without Dynamo's guards on all of them.
 
-Dynamo looks at every parameter of a model before each call, which for a token may take longer than its kernels.
+Dynamo checks every parameter of a model before each call, which for one token may take longer than the kernels.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-_NEEDED = 2  # calls with the same inputs, before it is taken for granted that a third has them
+_NEEDED = 2  # calls with the same inputs, before the same is assumed of a third
 
 
 class _Call(NamedTuple):
-    """A call of a program: the callable that Dynamo calls, its inputs, and how many results it has."""
+    """A call of a program: the callable that Dynamo calls, its inputs, and the number of its results."""
 
     program: Callable[..., Any]
     inputs: tuple[Any, ...]
@@ -21,13 +21,13 @@ class _Call(NamedTuple):
 
 
 class CallRecorder:
-    """Records which programs a compiled function calls, while that is asked for. `wrap` is around each of them."""
+    """Recorder of the programs that a compiled function calls, on request. `wrap` is around each of them."""
 
     def __init__(self) -> None:
         self._calls: list[_Call] | None = None
 
     def wrap(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call of a program, which is recorded."""
+        """Return the call of a program, wrapped for recording."""
 
         def call(*inputs: Any) -> Any:
             results = program(*inputs)
@@ -39,7 +39,7 @@ class CallRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[list[_Call]]:
-        """Record the calls made meanwhile."""
+        """Record the calls made in this context."""
         calls: list[_Call] = []
         self._calls = calls
         try:
@@ -51,24 +51,24 @@ class CallRecorder:
 class RepeatedCall:
     """A compiled function of one tensor, whose other arguments stay the same objects.
 
-    Once two calls in turn ran one program on the same inputs, with the function's result as its only one, later calls
-    run the program itself. Python code of the function does not run again; a program with one result, and inputs that
-    were the same twice, leaves it nothing to do.
+    Once two consecutive calls ran one program on the same inputs, and its only result was the function's, later calls
+    run the program directly. Python code of the function does not run again; with a program of one result, and inputs
+    that were the same twice, it has nothing left to do.
 
     Args:
-        function: Compiled, of the tensor.
-        recorder: That of the programs of the function.
+        function: A compiled function of the tensor.
+        recorder: The recorder of the function's programs.
     """
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], recorder: CallRecorder) -> None:
         self._function, self._recorder = function, recorder
-        self._inputs: list[Any] | None = None  # of the last call, with None in the tensor's place
-        self._alike = 0  # calls in turn
+        self._inputs: list[Any] | None = None  # of the last call, with None in place of the tensor
+        self._alike = 0  # consecutive calls
         self._program: Callable[..., Any] | None = None
         self._place = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return function(x). x has the metadata of the first call's."""
+        """Return function(x). x has the same metadata at each call."""
         if self._alike >= _NEEDED and self._program is not None and self._inputs is not None:
             inputs = self._inputs.copy()
             inputs[self._place] = x

@@ -1,7 +1,7 @@
-"""Tiered compilation: a program whose calls cost more than what they compute is compiled a second time once it was
-called often, as CUDA graphs or as larger regions.
+"""Tiered compilation: a program whose call overhead exceeds its compute time is compiled a second time, as CUDA graphs
+or as larger regions, once it was called often.
 
-A program on a GPU for which that depends on the processor that makes the calls is measured.
+On a GPU, if that depends on the CPU that makes the calls, the program is measured.
 """
 
 import logging
@@ -22,10 +22,10 @@ from forge.ir.pytree import proxies
 from forge.transforms.makers import is_view
 
 CALLS_TO_PROMOTE = 16  # to larger regions
-CALLS_TO_RECORD = 6  # as CUDA graphs, which takes less than the first call did
+CALLS_TO_RECORD = 6  # as CUDA graphs, which takes less time than the first call did
 _MEASUREMENTS = 3
-_IDLE = 4  # how much shorter calls may be where most find the GPU idle: its backward takes more calls for its work
-_FEWEST = 4  # calls of which a larger region makes fewer
+_IDLE = 4  # how much shorter calls may be if most find the GPU idle: a backward spreads its work over more calls
+_FEWEST = 4  # the fewest calls that larger regions can merge
 
 _log = logging.getLogger("forge")
 
@@ -34,7 +34,7 @@ class _Rates(NamedTuple):
     """Rough rates of a device per second, and the seconds that one call of torch costs.
 
     share: a program is small if its work takes less than this many times the cost of its calls. A GPU works while the
-    next calls are made: their cost is visible only where they take longer.
+    next calls are made: their cost is visible only if they take longer.
     """
 
     flops: float
@@ -43,17 +43,17 @@ class _Rates(NamedTuple):
     share: float
 
 
-_SLOWEST_CALL = 1e-4  # seconds of one call of torch on a slow processor
+_SLOWEST_CALL = 1e-4  # seconds of one call of torch on a slow CPU
 
 _RATES = {"cpu": _Rates(5e10, 2e10, 4e-6, 4), "cuda": _Rates(4e14, 3e12, 2e-5, 1.5)}
 
 
 def hidden_seconds(trace: Trace, flops: int, *, may_be_symbolic: bool = False) -> float | None:
-    """Return the seconds that the calls of a claimed trace may take without a GPU's waiting for them: 0 where they take
-    longer on any processor, None where they never do.
+    """Return the seconds that the calls of a claimed trace may take without stalling a GPU: 0 if they take longer on
+    any CPU, None if they never do.
 
-    By the trace's metadata, so that the same program is always treated alike. Sizes that are symbols are taken as
-    they were when the program was recorded, where they may be symbols; such a program is always measured on a GPU.
+    Only metadata count, so that the same program is always treated alike. Symbolic sizes have their values at recording
+    time, if they may be symbolic; such a program is always measured on a GPU.
     """
     calls = [bound for bound in trace.bound_symbols if bound.symbol not in STATEMENTS]
     edges = {
@@ -65,7 +65,7 @@ def hidden_seconds(trace: Trace, flops: int, *, may_be_symbolic: bool = False) -
     }
     devices = {proxy.device.type for proxy in edges.values()}
     if len(devices) > 1:
-        devices.discard("cpu")  # of random numbers that models draw there, which a GPU does not wait for
+        devices.discard("cpu")  # of random numbers that models draw there, which do not stall a GPU
     if len(devices) != 1 or not devices <= _RATES.keys():
         return None
     device = devices.pop()
@@ -95,13 +95,13 @@ class TierResult(NamedTuple):
 
 
 class TieredProgram:
-    """A program that runs its first tier until it was called often and what `compile(first tier)` then gives is
+    """A program that runs its first tier until it was called often and the result of `compile(first tier)` is
     ready.
 
-    hidden_seconds: those that a call may take without a GPU's waiting for it; the program is compiled a second time
-    once all calls were seen to take longer, or half as long where most found their GPU idle: its backward, or what
-    comes between two calls, makes it wait. 0: without a measurement. calls: those that are measured; a program that was
-    not seen to make its GPU wait is measured again later.
+    hidden_seconds: the time that a call may take without stalling a GPU; the program is compiled a second time
+    once all measured calls took longer, or half as long while most found their GPU idle: its backward, or work
+    between two calls, stalls it. 0: without a measurement. calls: the number of measured calls; a program that did
+    not stall its GPU is measured again later.
     """
 
     _function: Callable
@@ -113,7 +113,7 @@ class TieredProgram:
         self._second: TierResult | None = None
         self._hidden = hidden_seconds
         self._fastest = math.inf
-        self._idle = 0  # calls more that found the GPU idle than found it busy
+        self._idle = 0  # calls that found the GPU idle, less those that found it busy
         self._measurements = _MEASUREMENTS
         self._calls = CALLS_TO_PROMOTE if calls is None else calls
         self._countdown = self._calls
@@ -143,7 +143,7 @@ class TieredProgram:
             self._fastest, self._idle = math.inf, 0
 
     def _measure(self, inputs: tuple[Any, ...]) -> Any:
-        """Run the program, and note the time of its fastest call: one that no full queue of launches held up."""
+        """Run the program, and record the time of its fastest call: one that no full launch queue delayed."""
         self._idle += 1 if _gpu_is_idle() else -1
         start = time.perf_counter()
         result = self._function(*inputs)
@@ -156,8 +156,8 @@ class TieredProgram:
         return math.inf > self._fastest >= (self._hidden / _IDLE if self._idle > 0 else self._hidden)
 
     def promote(self) -> bool:
-        """Compile the second tier, or install it where it is ready, without waiting; return whether nothing is left.
-        Nothing is left of a program that does not make its GPU wait, or has not been seen to."""
+        """Compile the second tier, or install it if it is ready, without waiting; return whether nothing is left to do.
+        That is also so for a program that does not stall its GPU, or was not seen to."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -183,10 +183,10 @@ class TieredProgram:
 
 
 def _is_being_recorded() -> bool:
-    """Return whether the caller records a CUDA graph: nothing is compiled then."""
+    """Return whether the caller is capturing a CUDA graph, during which nothing is compiled."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _gpu_is_idle() -> bool:
-    """Return whether the current GPU has done all that it was given."""
+    """Return whether the current GPU has completed all launched work."""
     return torch.cuda.current_stream().query()

@@ -1,5 +1,5 @@
-"""torch's state of the thread and of the process: preserved whatever fails. Decorators that keep Dynamo out of forge's
-own code."""
+"""torch's state of the thread and of the process, preserved on errors, too. Decorators that keep Dynamo out of
+forge's own code."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -40,8 +40,8 @@ def dynamo_disable(function: Callable) -> Callable:
 @contextmanager
 def preserve_torch_state() -> Iterator[None]:
     """Restore torch's own state after compiling, or failing to: modes of autograd, functorch's levels, saved-tensor
-    hooks, autocast, random numbers, the default dtype. Dispatch modes and saved-tensor hooks of the caller, which are
-    for the program's computations, do not see the compiler's."""
+    hooks, autocast, random numbers, the default dtype. The caller's dispatch modes and saved-tensor hooks, which are
+    meant for the program's computations, do not see the compiler's."""
     grad, inference, forward = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _forward_grad_enabled()
     dtype, random = torch.get_default_dtype(), _random_states()
     apart = disable_current_modes(), _without_hooks()
@@ -63,7 +63,7 @@ def preserve_torch_state() -> Iterator[None]:
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Remove the saved-tensor hooks inside."""
+    """Disable the saved-tensor hooks in this context."""
     hooks = []
     try:
         while (pair := top_saved_tensors_default_hooks(True)) is not None:
@@ -77,8 +77,8 @@ def _without_hooks() -> Iterator[None]:
 
 @contextmanager
 def restore_transforms() -> Iterator[None]:
-    """Close the levels of torch.func and of forward mode that the inside opened, and allow or forbid saved-tensor hooks
-    as before."""
+    """Close the levels of torch.func and of forward mode that the context opened, and restore whether saved-tensor
+    hooks are allowed."""
     depth, level = get_dynamic_layer_stack_depth(), forward_level()
     message = saved_tensors_hooks_get_disabled_error_message()
     try:
@@ -99,7 +99,7 @@ def restore_transforms() -> Iterator[None]:
 
 
 class LevelRestoringCall:
-    """A function that opens and closes torch.func's levels itself, and leaves none open where it raises."""
+    """A function that opens and closes torch.func's levels itself, and leaves none open if it raises."""
 
     def __init__(self, function: Callable) -> None:
         self.function = function
@@ -121,11 +121,11 @@ def _random_states() -> list[tuple[Callable, torch.Tensor]]:
     return states
 
 
-# settings that decide, beside a program itself, what it is recorded as and compiled to
+# settings that, besides a program itself, determine its trace and its code
 
 
 class _Flag:
-    """A setting of the process or the thread by torch's own functions."""
+    """A setting of the process or the thread, read and written by torch's functions."""
 
     def __init__(self, get: Callable[[], Any], set: Callable[[Any], Any]) -> None:
         self.get = get
@@ -189,7 +189,7 @@ def modes() -> dict[str, Any]:
 
 @contextmanager
 def set_modes(values: Mapping[str, Any]) -> Iterator[None]:
-    """Set torch's modes and settings inside to what `modes` gave."""
+    """Set torch's modes and settings in this context to a result of `modes`."""
     with ExitStack() as stack:
         for name, mode in _MODES.items():
             if mode.get() != values[name]:
