@@ -1,7 +1,7 @@
-"""Whose memory a value shows, from Dynamo's fake tensors: they know what each of torch's functions returns.
+"""Aliasing of values, from Dynamo's fake tensors, which know what each of torch's functions returns.
 
-torchlang says of its views how they are shown and inverted; where it knows of none, or where Dynamo's fake tensors say
-otherwise, they are right: a view that torchlang does not know is shown by its strides.
+torchlang defines how its views are computed and inverted; if it does not know a view, or Dynamo's fake tensors
+disagree, they are right: a view unknown to torchlang is expressed by its strides.
 """
 
 import functools
@@ -31,16 +31,16 @@ Pair = tuple[TensorProxy, torch.Tensor]
 
 
 def reconcile(memory: Memory, operands: Sequence[Pair], output: Any, example: Any, call: str) -> Any:
-    """Return the output of a call, with `memory` as the fake tensors have it.
+    """Return the output of a call, with `memory` updated to the aliasing of the fake tensors.
 
-    operands: the handles that the call was given, with their fake tensors; example: the fake tensors of its output;
-    call: its name, "" where it writes to its out=. A handle of the output that is one of the arguments, where torch
-    returns another tensor that shows it, becomes a handle of its own.
+    operands: the handles of the call's operands, with their fake tensors; example: the fake tensors of its output;
+    call: its name, "" if it writes to its out=. A handle of the output that is one of the arguments, although torch
+    returns another tensor that aliases it, becomes a new handle.
     """
     if not operands:
         return output
     if isinstance(output, (tuple, list)) and isinstance(example, (tuple, list)):
-        own = operands if len(operands) == len(output) else [None] * len(output)  # torch.meshgrid's are one of each
+        own = operands if len(operands) == len(output) else [None] * len(output)  # as of torch.meshgrid
         each = zip(output, example, own, strict=True)
         results = [_reconcile(memory, operands, out, fake, call, first) for out, fake, first in each]
         return results if isinstance(output, list) else tuple(results)
@@ -54,7 +54,7 @@ def _reconcile(
         return output
     same = [handle for handle, fake in operands if fake is example]
     allocates = isinstance(output, TensorProxy) and _allocates(call)
-    if any(output is handle for handle in same) or (same and not allocates):  # torch returned what it was given
+    if any(output is handle for handle in same) or (same and not allocates):  # torch returned its operand
         given_back = output if any(output is handle for handle in same) else same[0]
         return prims.clone(given_back) if allocates else given_back
     there = _find_handle(example, operands if first is None else [first, *operands])
@@ -62,7 +62,7 @@ def _reconcile(
     ref = memory.refs.get(output.name)
     itself = any(handle is output for handle, _ in operands)
     if itself:
-        if there is None and 0 not in example.shape:  # of no elements, a view may have memory of its own
+        if there is None and 0 not in example.shape:  # without elements, a view may have its own memory
             return prims.clone(output) if allocates else output
         return memory.another(output, torchlang.alias_step())
     if shared is None:
@@ -85,10 +85,10 @@ def _reconcile(
 
 @functools.cache
 def _allocates(call: str) -> bool:
-    """Return whether the operator of this name gives tensors of its own, by its schema: where its fake tensors are made
-    by a decomposition in Python, they may be what it was given (torch.native_dropout's without training).
+    """Return whether the operator of this name allocates its results, by its schema: if its fake tensors are made
+    by a decomposition in Python, they may alias its operands (torch.native_dropout's without training).
 
-    The schema of a composite operator may be wrong about memory: only operators with kernels count.
+    The schema of a composite operator may be wrong about aliasing: only operators with kernels count.
     """
     inside = call.removeprefix("torch.").removeprefix("ops.aten.").removeprefix("Tensor.")
     name, _, overload = inside.partition(".")  # of torch.masked.prod it is "masked": no operator
@@ -108,12 +108,12 @@ def _has_kernel(overload: OpOverload) -> bool:
 def _may_alias(overload: OpOverload) -> bool:
     composite = dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
     returns = schema_of(overload).returns
-    return composite or not returns or any(each.alias_info is not None for each in returns)  # of none: the arguments
+    return composite or not returns or any(each.alias_info is not None for each in returns)  # or the arguments
 
 
 def _find_handle(example: torch.Tensor, operands: Sequence[Pair]) -> Pair | None:
-    """Return the first handle that has what a result of the call shows: of those that share its memory, two rows of one
-    tensor say, the first that reaches as far."""
+    """Return the handle that a call's result is a view of: of those that share its memory (two rows of one tensor,
+    say) the first whose extent includes the result's."""
     sharing = [pair for pair in operands if _storage_id(pair[1]) == _storage_id(example)]
     if len(sharing) < 2:
         return sharing[0] if sharing else None
@@ -127,7 +127,7 @@ def _storage_id(fake: torch.Tensor) -> int:
 
 
 def _reach(fake: torch.Tensor) -> tuple[int, int]:
-    """Return the places of its first and last element in its memory."""
+    """Return the offsets of its first and last element in its memory."""
     start, ends = hint_of(fake.storage_offset()), zip(fake.shape, fake.stride(), strict=True)
     return start, start + sum((hint_of(size) - 1) * hint_of(stride) for size, stride in ends)
 
@@ -140,7 +140,7 @@ def _follows(ref: Ref | None, base: Ref) -> bool:
 
 
 def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
-    """Return the view that `example` is of `base`, as a step by strides."""
+    """Return the strided view step from `base` to `example`."""
     offset = example.storage_offset() - base.storage_offset()
     args = (tuple(example.shape), tuple(example.stride()), offset, tuple(base.stride()))
     return ViewStep(
@@ -149,8 +149,8 @@ def strided_step(example: torch.Tensor, base: torch.Tensor) -> ViewStep:
 
 
 def pairs(env: Mapping[Node, Any], arguments: Any) -> list[Pair]:
-    """Return the handles of a node's arguments with their fake tensors, those in objects too. One that is not in `env`,
-    as those of vmap's levels, has no handle."""
+    """Return the handles of a node's arguments with their fake tensors, those in objects too. A node that is not in
+    `env`, such as one of vmap's levels, has no handle."""
     result: list[Pair] = []
     for node in leaves(arguments):
         value = env.get(node) if isinstance(node, Node) else None

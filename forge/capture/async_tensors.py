@@ -1,6 +1,6 @@
-"""Inputs that are results of collectives under way become plain tensors, for which the program's call waits.
+"""Inputs that are results of pending collectives become plain tensors, for which the program's call waits.
 
-Where a tensor parallel layer runs in eager before a program, as around blocks that are jitted one by one, its result is
+If a tensor parallel layer runs in eager before a program, as around blocks that are jitted one by one, its result is
 an AsyncCollectiveTensor, or a DTensor of one: a subclass that waits at its first use. torch.compile does the same.
 """
 
@@ -18,7 +18,7 @@ from forge.torch_internals.pytree import torch_pytree
 
 
 def to_waited_graph(graph: GraphModule) -> LocalGraph | None:
-    """Return the graph on tensors that are there, None where no input is a result of a collective."""
+    """Return the graph on tensors that were waited for, None if no input is a result of a collective."""
     inputs = graph.graph.find_nodes(op="placeholder")
     results = [i for i, node in enumerate(inputs) if is_async(node.meta.get("example_value"))]
     if not results:
@@ -38,7 +38,7 @@ def to_waited_graph(graph: GraphModule) -> LocalGraph | None:
 
 
 def _replace_examples(graph: Graph) -> None:
-    """Replace the fake values of a graph. A view of a result is one, too."""
+    """Replace the fake values of a graph, including views of results."""
     for node in graph.nodes:
         if "example_value" in node.meta:
             value = torch_pytree.tree_map_only(torch.Tensor, without_wait, node.meta["example_value"])
@@ -46,7 +46,7 @@ def _replace_examples(graph: Graph) -> None:
 
 
 def _wait_for_example(node: Node) -> None:
-    """Replace the value at capture of an input."""
+    """Replace an input's value at capture."""
     grapharg = node.meta.get("grapharg")
     if grapharg is not None:
         with torch.no_grad():
@@ -54,7 +54,7 @@ def _wait_for_example(node: Node) -> None:
 
 
 def _waiting(places: list[int]) -> Callable[[Callable], Callable]:
-    """Return a function that makes a call on results of collectives of one on plain tensors."""
+    """Return a wrapper that waits for results of collectives and passes plain tensors on."""
 
     def wrap(call: Callable) -> Callable:
         def of_results(*inputs: Any) -> Any:

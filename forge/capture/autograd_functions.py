@@ -1,8 +1,8 @@
-"""torch.autograd.Function in a program: its two bodies are programs, and the call is one composite with its own rule.
+"""torch.autograd.Function in a program: its two bodies are programs, and its call is a composite with that rule.
 
-Dynamo hands over the graphs of forward and backward; a function that is traced directly has the methods themselves.
-Each body is recorded with a memory of its own, so that what it changes in place is a value like any other; what the
-forward changes of its inputs comes out beside its results, and is written to them afterwards.
+Dynamo captures the graphs of forward and backward; a directly traced function has the methods themselves.
+Each body is recorded with its own memory, so that its in-place changes are values like any other; the changes of the
+forward's inputs are returned beside its results, and are written to the inputs afterwards.
 """
 
 import itertools
@@ -42,8 +42,8 @@ class Forward(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of a body: its result as values; the positions of the arguments that it changed, with their new values;
-    and for each output, the position of what shares its memory among the arguments and the outputs before it."""
+    """One run of a body: its result as values; the positions of the arguments that it mutated, with their new values;
+    and for each output, the position of the argument or earlier output that it aliases."""
 
     result: Any
     writes: dict[int, TensorProxy]
@@ -51,8 +51,8 @@ class Run(NamedTuple):
 
 
 def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tuple], *, follows: bool = False) -> Run:
-    """Record a body with a memory of its own. `outputs` takes those from its result; `follows`: a call in the body
-    that ran without grad has no gradient, as of a backward that is differentiated."""
+    """Record a body with its own memory. `outputs` selects the outputs from its result; `follows`: a call in the body
+    under no_grad has no gradient, as in a backward that is differentiated."""
     trace = current_trace()
     outer, trace.memory = trace.memory, Memory()
     before, trace.follows_grad_mode = trace.follows_grad_mode, follows
@@ -71,7 +71,7 @@ def run_alone(body: Callable, args: Sequence[Any], outputs: Callable[[Any], tupl
 
 
 def _place(places: dict[int, int], memory: Memory, leaf: Any, position: int) -> int | None:
-    """Return the position of the first that has the memory of this one, which is at `position`."""
+    """Return the position of the first value that aliases this one, which is at `position`."""
     if not isinstance(leaf, TensorProxy):
         return None
     first = places.setdefault(id(memory.ref(leaf).storage), position)
@@ -79,8 +79,8 @@ def _place(places: dict[int, int], memory: Memory, leaf: Any, position: int) -> 
 
 
 class FunctionCall:
-    """One call of an autograd.Function: `forward(*inputs)` gives a Forward, `backward(residuals, gradients)` the
-    gradients of the inputs; `once` says that the backward cannot be differentiated."""
+    """One call of an autograd.Function: `forward(*inputs)` returns a Forward, `backward(residuals, gradients)` the
+    gradients of the inputs; `once` if the backward cannot be differentiated."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class FunctionCall:
         self.forward = autocast_mode.Under(forward) if autocast_mode.is_enabled() else forward  # the rule runs it later
         self.backward = backward
         self.tags = frozenset({Tag.ONCE_DIFFERENTIABLE} if once else ())
-        self.last_forward = Forward((), None, (), ())  # by the last run
+        self.last_forward = Forward((), None, (), ())  # of the last run
         self.writes: list[int] = []
         self.shared: list[int | None] = []
 
@@ -103,7 +103,7 @@ class FunctionCall:
         used_names = {each.name for each in inputs if isinstance(each, TensorProxy)}
         own = []
         for output in self.last_forward.outputs:
-            # one that is an input, or another one, is a value of its own in its memory
+            # an output that is an input, or another output, becomes an alias of it
             if isinstance(output, TensorProxy) and output.name in used_names:
                 output = prims.detach(output)
             used_names.update(tensor.name for tensor in tensors(output))
@@ -134,7 +134,7 @@ class FunctionCall:
         return prims.full(output.shape, 0, output.dtype, output.device)
 
     def record(self, args: tuple) -> tuple:
-        """Return the outputs of the call: what it changed is written, what shares memory may not be changed later."""
+        """Return the outputs of the call: mutated arguments are written, and aliases may not be mutated later."""
         memory = current_trace().memory
         grad_mode.note(current_trace())
         values = memory.read_all(args)
@@ -142,7 +142,7 @@ class FunctionCall:
         outputs, new_values = symbol(*values)
         dirty = {place: i for i in self.last_forward.dirty if (place := self.shared[i]) is not None}
         for changed, new in zip(self.writes, new_values, strict=True):
-            if changed not in dirty:  # autograd was not told: the history stays
+            if changed not in dirty:  # without mark_dirty, the history stays
                 torchlang.write(args[changed], prims.with_data(values[changed], new), memory, _NAME)
         for changed, i in dirty.items():
             torchlang.write(args[changed], outputs[i], memory, _NAME)
@@ -192,7 +192,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _mismatch(tensor: Any, gradient: Any) -> str | None:
-    """Return why autograd does not take a gradient of a tensor."""
+    """Return why autograd rejects a tensor's gradient."""
     if not sums_to(gradient.shape, tensor.shape):
         return f"got {list(gradient.shape)} but expected shape compatible with {list(tensor.shape)}"
     if gradient.dtype.is_complex and not tensor.dtype.is_complex:
@@ -203,7 +203,7 @@ def _mismatch(tensor: Any, gradient: Any) -> str | None:
 
 
 def _outer_mode(graph: GraphModule) -> list[Node]:
-    """Return the nodes by which Dynamo turns gradients off for all of a backward: in torch they are on under
+    """Return the nodes by which Dynamo turns gradients off in all of a backward: in torch they are on under
     create_graph."""
     modes = [node for node in graph.graph.nodes if node.target is set_grad_enabled]
     return [modes[0], modes[-1]] if modes and modes[0].args[0] is False else []
@@ -216,7 +216,7 @@ _ONCE_LINES = re.compile(
 
 
 def _once_differentiable(backward: GraphModule) -> bool:
-    """Return whether a backward was recorded through @once_differentiable, of which only the lines that ran are
+    """Return whether a backward was recorded through @once_differentiable, of which only the executed lines are
     left."""
     return any(_ONCE_LINES.search(node.meta.get("stack_trace") or "") for node in backward.graph.nodes)
 
@@ -226,14 +226,14 @@ _FORWARD = re.compile(r"\s*def forward\(")
 
 
 def _calls_functions(backward: GraphModule) -> bool:
-    """Return whether a backward calls another torch.autograd.Function: Dynamo leaves what its forward did, without its
-    backward, which only a second differentiation would ask for."""
+    """Return whether a backward calls another torch.autograd.Function: Dynamo inlines its forward without its backward,
+    which only a second differentiation would need."""
     frames = {frame for node in backward.graph.nodes for frame in _FRAME.findall(node.meta.get("stack_trace") or "")}
     return any(_is_static_forward(path, int(line)) for path, line in frames)
 
 
 def _is_static_forward(path: str, line: int) -> bool:
-    """Return whether a line is one of a static method `forward`, which a module's is not."""
+    """Return whether a line is from a static method `forward`, which a module's is not."""
     above = linecache.getlines(path)[:line]
     start = next((i for i in range(len(above) - 1, -1, -1) if _FORWARD.match(above[i])), 0)
     decorators = itertools.takewhile(lambda text: text.strip().startswith("@"), reversed(above[:start]))
@@ -241,14 +241,14 @@ def _is_static_forward(path: str, line: int) -> bool:
 
 
 def is_once_differentiable(backward: GraphModule) -> bool:
-    """Return whether the graph of a backward says by its lines that it cannot be differentiated."""
+    """Return whether the lines of a backward's graph show that it cannot be differentiated."""
     return _once_differentiable(backward) or _calls_functions(backward)
 
 
 def from_graphs(
     inline: Callable[..., Any], forward: GraphModule, backward: GraphModule, options: dict[str, Any]
 ) -> FunctionCall:
-    """Return a call as Dynamo hands it over. Raises Unsupported for options that another torch has."""
+    """Return the call of a Function that Dynamo captured. Raises Unsupported for options of other torch versions."""
     if not options.keys() <= _OPTIONS:
         raise Unsupported(f"torch.autograd.Function with {', '.join(sorted(options.keys() - _OPTIONS))}")
 
@@ -268,7 +268,7 @@ def from_graphs(
 
 
 class Context:
-    """The ctx of a Function that is traced directly, with what torch.autograd.function.FunctionCtx has."""
+    """The ctx of a directly traced Function, with the members of torch.autograd.function.FunctionCtx."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
@@ -292,7 +292,7 @@ class Context:
 
 @torch_autograd.record_apply.provide
 def from_class(function: type[torch.autograd.Function], args: tuple) -> Any:
-    """Record Function.apply(*args) of a Function that is traced directly."""
+    """Record Function.apply(*args) of a directly traced Function."""
     single = False
 
     def forward(*inputs: Any) -> Forward:
@@ -342,6 +342,6 @@ def _is_differentiable(proxy: TensorProxy) -> bool:
 
 @contextmanager
 def traced_directly() -> Iterator[None]:
-    """Record torch code that runs on proxies inside as torchlang, Function.apply included."""
+    """Record torch code that runs on proxies in this context as torchlang, Function.apply included."""
     with set_language(torchlang.language), torchlang.RecordFactories(), torch_autograd.apply_patch:
         yield

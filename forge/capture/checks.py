@@ -1,8 +1,8 @@
-"""Conditions on numbers that are known when the program runs: those that the program checks itself (torch._check and
-its kin, `assert`), and those under which Dynamo captured it.
+"""Conditions on numbers that are known only at run time: the program's own (torch._check and its kin, `assert`), and
+those under which Dynamo captured it.
 
-A graph calls a `Check` for each of the program's own, which raises what eager does. For a condition that Dynamo came to
-depend on (by torch.zeros(n), that n is not negative), it calls `_assert_scalar`. Where such an assumption does not
+A graph calls a `Check` for each of the program's own, which raises eager's error. For an assumption of Dynamo's
+(torch.zeros(n) assumes that n is not negative), it calls `_assert_scalar`. If such an assumption does not
 hold, the graph runs in eager, where the call in question raises.
 """
 
@@ -46,7 +46,7 @@ from forge.torch_internals.functions import (
 
 ASSUMES = torch.ops.aten._assert_scalar.default
 
-# the exception of each function; None where it is an argument
+# the exception of each function; None if it is an argument
 CHECKS: dict[Callable, type[Exception] | None] = {
     torch_assert: AssertionError,
     torch_check: RuntimeError,
@@ -63,7 +63,7 @@ _OF_TENSORS = frozenset({torch_check_tensor_all, torch_check_tensor_all_with})
 
 
 class Check:
-    """A check as graphs call it: raises `error` where the condition, a bool or a tensor of one, does not hold.
+    """A check as graphs call it: raises `error` unless the condition, a bool or a tensor of bools, holds.
 
     message: text, a function of the values that a call is given, or None for torch's own.
     """
@@ -75,7 +75,7 @@ class Check:
 
     def __call__(self, condition: Any, *values: Any) -> None:
         if isinstance(condition, torch.SymBool):
-            torch_check(condition)  # for what follows
+            torch_check(condition)  # for later calls
         elif not is_fake(condition) and not condition:
             prims.fail(self.error, self.message, *values)
 
@@ -85,7 +85,7 @@ class Check:
 
 def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: Callable) -> Any:
     """Replace a call of one of CHECKS by one of a Check. `call` is Dynamo's own, for arguments that torch
-    refuses."""
+    rejects."""
     try:
         arguments = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
@@ -94,7 +94,7 @@ def capture_check(tx: Any, function: Callable, args: list, kwargs: dict, call: C
     message = arguments.get("message")
     if function is torch_check_is_size:
         _add_size_check(tx, error, message, arguments["i"], arguments.get("max"))
-        return call([arguments["i"]], {})  # Dynamo learns that it is a length
+        return call([arguments["i"]], {})  # Dynamo learns that it is a size
     condition = arguments["condition" if function is torch_assert else "cond"]
     if not _takes(function, condition):
         return call(args, kwargs)
@@ -133,7 +133,7 @@ def add_check(tx: Any, error: type[Exception], condition: Any, message: Any) -> 
 
 
 def _is_known(tx: Any, condition: Any) -> bool | None:
-    """Return whether a condition holds, where that is known now, or guarded; else None."""
+    """Return whether a condition holds, if that is known now, or guarded; else None."""
     if condition.is_python_constant():
         return condition.as_python_constant()
     if not isinstance(condition, SymNodeVariable):
@@ -155,7 +155,7 @@ def _captured_message(tx: Any, message: Any) -> Any:
 
 
 class _Message:
-    """A format, some of whose values are known when the program runs: a function of these."""
+    """A format string, some of whose values are known only at run time: a function of these."""
 
     def __init__(self, variable: StringFormatVariable) -> None:
         self.format = variable.format_string
@@ -186,12 +186,12 @@ def _constant(value: Any, values: Iterator) -> Any:
     return value
 
 
-# checks, as a program has them
+# checks in a program
 
 
 def assumptions_last(graph: GraphModule) -> None:
-    """Move what Dynamo assumes to the end of a graph, and of those inside of it: in eager, a call that needs it raises
-    first, or a check. A program makes sure of it as soon as the numbers are known (`checks_of`)."""
+    """Move Dynamo's assumptions to the end of a graph and of its nested graphs: in eager, the call that needs one, or a
+    check, raises first. A program checks them as soon as the numbers are known (`checks_of`)."""
     for node in graph.graph.nodes:
         if node.op == "get_attr" and isinstance(inner := operator.attrgetter(node.target)(graph), GraphModule):
             assumptions_last(inner)
@@ -205,11 +205,11 @@ def assumptions_last(graph: GraphModule) -> None:
             tail.add(node)
     if place is not output:
         graph.recompile()
-        _LazyGraphModule.force_recompile(graph)  # else torch prints the graph where it raises
+        _LazyGraphModule.force_recompile(graph)  # else torch prints the graph if it raises
 
 
 def computes_number(node: Node) -> bool:
-    """Return whether a node is a call of numbers alone that gives no tensor, as `torch.rand(n)` does."""
+    """Return whether a node computes on numbers alone and returns no tensor, unlike `torch.rand(n)`."""
     if isinstance(node.meta.get("example_value"), torch.Tensor):
         return False
     of = [each.meta.get("example_value") for each in node.all_input_nodes]
@@ -217,7 +217,7 @@ def computes_number(node: Node) -> bool:
 
 
 def checks_of(graph: Graph) -> list[Node]:
-    """Return the program's own checks, then what Dynamo assumes: of two that do not hold, eager raises the
-    program's."""
+    """Return the program's own checks, then Dynamo's assumptions: if both fail, eager raises the program's
+    error."""
     own = [node for node in graph.nodes if isinstance(node.target, Check)]
     return own + list(graph.find_nodes(op="call_function", target=ASSUMES))

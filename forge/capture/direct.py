@@ -18,7 +18,7 @@ from forge.torchlang import grad_mode
 
 def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "computation") -> Program:
     """Return the program that `function(*args, **kwargs)` runs. Tensors among the arguments become inputs, in pytree
-    order; numbers and other arguments are part of the program, as are the tensors that the function closes over.
+    order; numbers and other arguments are constants of the program, as are the tensors that the function closes over.
 
     Raises TypeError for a branch on a tensor's value; NotImplementedError naming a torch function without a symbol.
     """
@@ -30,10 +30,10 @@ def record(function: Callable, args: tuple, kwargs: dict, *, name: str = "comput
 
 
 class TracedCall:
-    """One call of a function, traced into a program that depends on nothing but its inputs.
+    """One call of a function, traced into a program that depends only on its inputs.
 
     `program` maps `inputs`, the tensors among the arguments and then those that the function closes over, to the
-    tensors of its result; `result` puts them where they were in it.
+    tensors of its result; `result` restores the structure of the result.
     """
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
@@ -54,12 +54,12 @@ class TracedCall:
         self.inputs = [*input_tensors(args, kwargs), *captured]
 
     def result(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """Return the function's result, with the program's tensors in the place of its proxies."""
+        """Return the function's result, with the program's tensors substituted for its proxies."""
         return tree_map(lambda leaf: outputs[leaf.position] if isinstance(leaf, _Place) else leaf, self._tree)
 
 
 class _Place:
-    """Where a tensor stood in a result."""
+    """The position of a tensor in a result."""
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -79,7 +79,7 @@ def _as_input(trace: Trace, name: str) -> torch.Tensor:
 
 
 def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Return the function's result for proxies in the place of the tensors among its arguments, which become inputs."""
+    """Return the function's result for proxies of the tensors among its arguments, which become inputs."""
     leaves, spec = torch_pytree.tree_flatten((args, kwargs))
     names = _argument_names(function, args, kwargs)
     stand_ins = []
@@ -103,7 +103,7 @@ def _run(trace: Trace, function: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _argument_names(function: Callable, args: tuple, kwargs: dict) -> list[str]:
-    """Return a name for each leaf: the parameter's, numbered where it holds several."""
+    """Return a name for each leaf: the parameter's, numbered if it holds several."""
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""How DTensors are placed, and their functions as ones of the tensors inside, by torch's own DTensors."""
+"""Placements of DTensors, and their functions as functions of their local tensors, by torch's own DTensors."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ else:
 
 
 class Spec(NamedTuple):
-    """The placement of a DTensor, and the shape and strides of all of it."""
+    """The placement of a DTensor, and its global shape and strides."""
 
     mesh: Any
     placements: tuple[Any, ...]
@@ -28,12 +28,12 @@ class Spec(NamedTuple):
 
     @property
     def places(self) -> tuple[Any, ...]:
-        """A place for each dim of the mesh; a placement that is none of them as it is."""
+        """The place along each dim of the mesh; an unknown placement as it is."""
         return tuple(map(place_of, self.placements))
 
     @property
     def is_even(self) -> bool:
-        """Return whether each process has as much, in the order of the processes, or all of it, or a part of a sum."""
+        """Return whether all ranks have equal shards in rank order, replicas, or partial sums."""
         cuts = [(dim, place) for dim, place in enumerate(self.places) if isinstance(place, int)]
         return (
             all(isinstance(place, (int, str)) for place in self.places)
@@ -43,7 +43,7 @@ class Spec(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Return whether functions of each process's part are parts of those of the whole, their gradients too."""
+        """Return whether functions of each rank's shard are shards of the global functions, their gradients too."""
         return not any(each.is_partial() and place_of(each) != "partial" for each in self.placements)
 
     def group(self, dim: int) -> tuple[int, int, str]:
@@ -51,7 +51,7 @@ class Spec(NamedTuple):
         return self.mesh.size(dim), self.mesh.get_local_rank(dim), self.mesh.get_group(dim).group_name
 
     def wrap(self, local: torch.Tensor) -> Any:
-        """Return the DTensor of which this process has `local`."""
+        """Return the DTensor whose local tensor is `local`."""
         shape, stride = (None, None) if self.is_even else (torch.Size(self.shape), self.stride)
         return DTensor.from_local(local, self.mesh, self.placements, shape=shape, stride=stride)
 
@@ -61,7 +61,7 @@ class Spec(NamedTuple):
 
 
 def place_of(placement: Any) -> Any:
-    """Return the dim along which a placement cuts, "replicate" or "partial"; another placement as it is."""
+    """Return the dim of a shard, "replicate" or "partial"; another placement as it is."""
     if type(placement) is Shard:
         return placement.dim
     if type(placement) is Replicate:
@@ -70,7 +70,7 @@ def place_of(placement: Any) -> Any:
 
 
 def spec_of(value: Any) -> Spec:
-    """Return how a DTensor is placed; what is masked before it is summed is a sum. Raises Unsupported."""
+    """Return the placement of a DTensor; a masked partial sum is a partial sum. Raises Unsupported."""
     spec = placement_spec(value)
     mesh = spec.mesh.real_obj if isinstance(spec.mesh, FakeScriptObject) else spec.mesh
     if mesh.get_coordinate() is None:
@@ -83,15 +83,15 @@ def spec_of(value: Any) -> Spec:
 
 
 def example_of(node: Node) -> Any:
-    """Return the fake value of a node of Dynamo's graph, None where it has none."""
+    """Return the fake value of a node of Dynamo's graph, None if it has none."""
     return node.meta.get("example_value")
 
 
 class OfDTensors:
-    """A torch function of DTensors as one of the tensors inside, by torch's own DTensors and their autograd.
+    """A torch function of DTensors as a function of their local tensors, by torch's own DTensors and their autograd.
 
-    leaves, structure: of its arguments; tensors: the positions of the tensors among them. specs: of those that are
-    DTensors, by position; results: of what it returns, None for a tensor that is none.
+    leaves, structure: of its arguments; tensors: the positions of the tensors among them. specs: of the DTensors among
+    those, by position; results: of its results, None for a plain tensor.
     """
 
     communicates = True
@@ -126,13 +126,13 @@ class OfDTensors:
 
 
 def redistribute_as(x: Any, spec: Spec) -> Any:
-    """Return a DTensor with the placements of a spec; one that is masked before it is summed by way of the sum."""
+    """Return a DTensor with the placements of a spec; a masked partial one is converted by way of a partial one."""
     if any(map(is_masked, x.placements)):
         x = x.redistribute(placements=[Replicate() if is_masked(each) else each for each in x.placements])
     return x.redistribute(placements=spec.placements)
 
 
 def run_on(function: Callable, leaves: Sequence[Any], structure: Any) -> Any:
-    """Return what a function gives of (args, kwargs), flattened to leaves and their structure."""
+    """Return the result of a function of (args, kwargs), flattened to leaves and their structure."""
     args, kwargs = torch_pytree.tree_unflatten(list(leaves), structure)
     return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Which operators a torch function runs on local tensors where it is called with DTensors, and with local tensors."""
+"""Trials on fake tensors: the operators that a torch function runs with DTensors, and with local tensors."""
 
 import functools
 import math
@@ -20,21 +20,21 @@ from forge.torchlang.partial_draws import part_offsets
 
 
 class _OperatorRecorder(TorchDispatchMode):
-    """The operators that run on local tensors. `labels`: of each tensor, by id, the expression that makes it."""
+    """The operators that run on local tensors. `labels`: the expression of each tensor, by id."""
 
     def __init__(self, arguments: Sequence[Any] = ()) -> None:
         super().__init__()
-        self.draws: list[tuple[Any, torch.Size]] = []  # operators that draw, with the shapes that they fill
-        self.writes: list[Any] = []  # what changes what is given in place, and what it reads
+        self.draws: list[tuple[Any, torch.Size]] = []  # random operators, with the shapes that they fill
+        self.writes: list[Any] = []  # in-place changes of arguments, and the tensors they read
         self.memory = {storage_id(x) for x in arguments if isinstance(x, torch.Tensor)}
-        self.alive = list(arguments)  # an id is an object's while it lives
+        self.alive = list(arguments)  # ids are unique among live objects
         self.labels: dict[int, Any] = {
             id(x): ("given", i) for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # DTensor calls it of the tensors inside
+            return NotImplemented  # DTensor redispatches to local tensors
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws.append((func, args[0].shape if args and isinstance(args[0], torch.Tensor) else torch.Size()))
@@ -60,9 +60,9 @@ def _sizes(leaf: Any) -> Sequence[Any]:
 
 
 class FakeCall:
-    """A torch function run on fake tensors, to see of which operators its results are made.
+    """A torch function run on fake tensors, to find the operators that compute its results.
 
-    leaves, structure: of its arguments, as nodes. of_dtensors: what it makes of DTensors; None where it fails.
+    leaves, structure: of its arguments, as nodes. of_dtensors: its results for DTensors; None if it fails.
     """
 
     def __init__(self, function: Callable, args: tuple, kwargs: dict) -> None:
@@ -105,8 +105,8 @@ class FakeCall:
         return self._draws
 
     def draw_offsets(self, spec: Spec, local: torch.Tensor) -> tuple[Any, ...] | None:
-        """Return the device, and the offsets of its generator by which a call draws its part of a result; () for a call
-        that DTensors leave alone, None where they are not known."""
+        """Return the device, and the generator offsets by which a call draws its shard of a result; () for a call
+        without draws, None if they are not known."""
         shapes = [shape for operator, shape in self.draws if operator in random_operators()]
         if not shapes:
             return ()
@@ -124,14 +124,14 @@ class FakeCall:
         return local.device, begin, end
 
     def divisions(self, specs: dict[Node, Spec], partial: list[int]) -> Iterator[dict[Node, Sequence[int]]]:
-        """Yield the arguments that every process has and divides where the result is a sum (a bias)."""
+        """Yield the replicated arguments that each rank divides if the result is a partial sum (a bias)."""
         yield {}
         for each, spec in specs.items():
             if partial and all(spec.places[dim] == "replicate" for dim in partial):
                 yield {each: partial}
 
     def sizes_of(self, result: Any) -> list[Any] | None:
-        """Return the leaves with local shapes where a shape is read; None where none is."""
+        """Return the leaves with local sizes as the shape argument; None if there is no such argument."""
         numbers = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, int)]
         if not isinstance(result, torch.Tensor) or len(numbers) != result.ndim:
             return None
@@ -140,7 +140,7 @@ class FakeCall:
 
 
 def _unmasked(leaf: Any) -> Any:
-    """Return a node's example, that of a masked sum as one of a sum; another leaf as it is."""
+    """Return a node's example, a masked partial sum as a partial sum; another leaf as it is."""
     value = example_of(leaf) if isinstance(leaf, Node) else leaf
     if not isinstance(value, DTensor) or not any(map(is_masked, value.placements)):
         return value

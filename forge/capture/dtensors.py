@@ -1,15 +1,15 @@
-"""Programs on DTensors become programs on the tensors inside: what this process has of each.
+"""Programs on DTensors become programs on their local tensors.
 
-Dynamo's graph says how each value is placed. Here it is rewritten, before it is recorded: DTensor.from_local and
+Dynamo's graph has the placement of each value. It is rewritten before it is recorded: DTensor.from_local and
 to_local vanish, redistribute is `forge.redistribute`, whose collectives are calls of the program, and a torch function
-of DTensors is that function of the tensors inside, where both run the same operators. Where they do not, the call is
-the operators and collectives that DTensors run for it and for its gradient (forge/capture/operator_graphs.py), or where
-these are not known without data, an opaque one. At the program's boundary inputs are unwrapped and results wrapped by
+of DTensors is that function of the local tensors, if both run the same operators. If they do not, the call becomes
+the operators and collectives that DTensors run for it and for its gradient (forge/capture/operator_graphs.py), or, if
+these depend on data, an opaque call. At the program's boundary inputs are unwrapped and results wrapped by
 torch's own differentiable functions, outside of the autograd.Function.
 
-Gradients follow one rule: that of a value is placed as the value, that of a partial one is replicated. A function that
-makes a part of something of a value that every process has gives each process a part of that value's gradient:
-`forge.spread` sums them.
+Gradients follow one rule: a value's gradient has the value's placement, a partial value's is replicated. A function
+that computes a shard from a replicated value gives each rank a part of that value's gradient: `forge.spread` sums
+them.
 """
 
 import inspect
@@ -46,8 +46,8 @@ class LocalGraph(NamedTuple):
 
 
 def to_local_graph(graph: GraphModule) -> LocalGraph | None:
-    """Return the graph on local tensors, None where it has no DTensors. Raises Unsupported for what DTensors do without
-    that the tensors inside can do it."""
+    """Return the graph on local tensors, None if it has no DTensors. Raises Unsupported for DTensor operations that
+    local tensors cannot express."""
     if not any(map(_has_dtensor, graph.graph.nodes)):
         return None
     with autocast_mode.preserve(), grad_mode.preserve():
@@ -66,14 +66,14 @@ class _Writer:
         self.old = graph
         self.new = Graph()
         self.env: dict[Node, Any] = {}
-        self.locals: dict[int, tuple[Any, Any]] = {}  # DTensors and the tensors inside, by the ids of the former
+        self.locals: dict[int, tuple[Any, Any]] = {}  # DTensors and their local tensors, by the ids of the former
         self.scopes: dict[Node, Any] = {}  # of torch.autocast
         self.changed: set[int] = set()  # inputs
-        self.inputs: list[Spec | None] = []  # of each input: how it is placed, None where it is no DTensor
-        self.left_out: list[int] = []  # inputs that are no tensors
-        self.lengths: list[tuple[int, int]] = []  # inputs and dims of local tensors, whose lengths are further inputs
+        self.inputs: list[Spec | None] = []  # the placement of each input, None if it is not a DTensor
+        self.left_out: list[int] = []  # inputs that are not tensors
+        self.lengths: list[tuple[int, int]] = []  # inputs and dims of local tensors, whose sizes are further inputs
         self.outputs: dict[int, Spec] = {}
-        self.node = next(iter(graph.graph.nodes))  # the one that is rewritten
+        self.node = next(iter(graph.graph.nodes))  # the node being rewritten
 
     def write(self) -> GraphModule:
         for node in self.old.graph.nodes:
@@ -119,7 +119,7 @@ class _Writer:
         return self.copy(node, self.inside(value))
 
     def add_lengths(self) -> None:
-        """Make inputs of the symbols in local tensors' lengths: before torch 2.13, Dynamo gives the whole's alone."""
+        """Add inputs for the symbols in local tensors' sizes: before torch 2.13, Dynamo passes only the global ones."""
         placeholders = self.old.graph.find_nodes(op="placeholder")
         inputs = [self.env[node] for i, node in enumerate(placeholders) if i not in self.left_out]
         symbols = {example_of(node).node.expr for node in inputs if isinstance(example_of(node), torch.SymInt)}
@@ -166,7 +166,7 @@ class _Writer:
     # calls
 
     def follow_modes(self, node: Node) -> None:
-        """Be in the modes of grad and autocast in which the nodes after this one run."""
+        """Enter the grad and autocast modes in which the nodes after this one run."""
         args: tuple[Any, ...] = node.args
         if node.target is set_grad_enabled:
             set_grad_enabled(*args)
@@ -229,7 +229,7 @@ class _Writer:
         return node
 
     def spread(self, x: Node, spec: Spec, dims: Sequence[int]) -> Node:
-        """Return x, whose gradients are summed along these dims of the mesh."""
+        """Return x, with its gradients summed along these dims of the mesh."""
         for dim in dims:
             x = self.insert(spread, x, *spec.group(dim))
         return x
@@ -279,7 +279,7 @@ class _Writer:
         return local
 
     def call(self, node: Node, name: str) -> Any:
-        """Return a torch function: of the local tensors where that is the same, else what DTensors do."""
+        """Return a torch function: of the local tensors if that is equivalent, else DTensors' implementation."""
         example = example_of(node)
         if name == "getitem" and isinstance(example_of(node.all_input_nodes[0]), (tuple, list)):
             return self.copy(node, self.inside(example))
@@ -294,7 +294,7 @@ class _Writer:
         if looked_up is not None:
             return looked_up
         if all(isinstance(leaf, DTensor) and not any(map(is_masked, leaf.placements)) for leaf in results):
-            # torch keeps what it masks until it is redistributed: no trial
+            # torch keeps its mask until the redistribution: no trial
             tensors = results or [example_of(node.all_input_nodes[0])]
             specs = [spec_of(leaf) for leaf in tensors]
             trial = FakeCall(function, node.args, node.kwargs)
@@ -322,7 +322,7 @@ class _Writer:
         moving.meta = {**self.node.meta, "example_value": None}
 
     def note_change(self, node: Node, name: str) -> None:
-        """Note which inputs a node changes. Raises Unsupported where torch's graph of an input changes, too."""
+        """Note the inputs that a node mutates. Raises Unsupported if it changes an input's autograd history, too."""
         targets = [each for each in (*node.args[:1], node.kwargs.get("out")) if isinstance(each, Node)]
         memory = {storage_id(self.inside(example_of(each))) for each in targets}
         inputs = self.old.graph.find_nodes(op="placeholder")
@@ -333,7 +333,7 @@ class _Writer:
                     raise Unsupported(f"{name} changes an input that is a DTensor with gradients in place")
 
     def embedding(self, node: Node) -> Node | None:
-        """Return a lookup in an embedding whose rows are cut as a sum: zeros for the words that are not here. None for
+        """Return a lookup in an embedding with sharded rows as a partial sum: zeros for other ranks' words. None for
         another call."""
         if torchlang.function_name(node.target) != "torch.nn.functional.embedding":
             return None
@@ -363,7 +363,7 @@ class _Writer:
         return self.insert(torch.masked_fill, result, self.insert(torch.unsqueeze, missing, -1), 0.0)
 
     def as_local(self, node: Node, trial: FakeCall, results: list[Spec]) -> tuple[tuple, dict] | None:
-        """Return the arguments with which the function of local tensors is the call; None where there are none."""
+        """Return arguments for which the function of local tensors is equivalent; None if there are none."""
         nodes = [each for each in trial.leaves if isinstance(each, Node) and isinstance(example_of(each), torch.Tensor)]
         if not all(isinstance(example_of(each), DTensor) for each in nodes):
             return None
@@ -384,7 +384,7 @@ class _Writer:
     def arguments(
         self, trial: FakeCall, replaced: list[Any], specs: dict[Node, Spec], results: list[Spec], divided: dict
     ) -> tuple[tuple, dict] | None:
-        """Return the arguments on local tensors, divided and spread where that is to be."""
+        """Return the arguments on local tensors, divided and spread as the trial requires."""
         local: dict[Node, Node] = {}
         for each, spec in specs.items():
             places = ["partial" if dim in divided.get(each, ()) else place for dim, place in enumerate(spec.places)]
@@ -404,7 +404,7 @@ class _Writer:
         return torch_pytree.tree_unflatten(leaves, trial.structure)
 
     def by_dtensors(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> Any:
-        """Return the operators and collectives of a call that DTensors make; an opaque call where they are unknown."""
+        """Return the operators and collectives that DTensors run for a call; an opaque call if they are unknown."""
         callee, operands = self.callee(node, function, args, kwargs)
         example = self.all_inside(example_of(node))
         results = torch_pytree.tree_leaves(example)
@@ -424,7 +424,7 @@ class _Writer:
         return only
 
     def callee(self, node: Node, function: Callable, args: tuple, kwargs: dict) -> tuple[OfDTensors, tuple[Node, ...]]:
-        """Return a call of DTensors as one of the tensors inside, and these."""
+        """Return a call of DTensors as a function of their local tensors, and these."""
         leaves, structure = torch_pytree.tree_flatten((args, kwargs))
         values = [example_of(leaf) if isinstance(leaf, Node) else leaf for leaf in leaves]
         tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
@@ -445,7 +445,7 @@ class _Writer:
         return call
 
     def hold(self, graph: GraphModule) -> str:
-        """Return the name under which the graph holds another one."""
+        """Add a submodule to the graph, and return its name."""
         name = f"of_dtensors_{sum(1 for _ in self.old.named_children())}"
         self.old.add_submodule(name, graph)
         return name

@@ -1,4 +1,4 @@
-"""The Dynamo front end: a graph of torch calls, with fake values that tell aliasing and metadata, becomes a program."""
+"""The Dynamo front end: turns a graph of torch calls, with fake values for aliasing and metadata, into a program."""
 
 import operator
 import re
@@ -49,8 +49,8 @@ from forge.torchlang.opaque import opaque_symbol
 class Capture(NamedTuple):
     """A program recorded from a graph.
 
-    opaque_calls: the names of what the graph held that torchlang does not have, in order. graph_constants: tensors that
-    the graph holds itself, which the program takes as its last inputs.
+    opaque_calls: the names of the graph's functions without torchlang symbols, in order. graph_constants: tensors in
+    the graph itself, which the program takes as its last inputs.
     """
 
     program: Program
@@ -59,9 +59,9 @@ class Capture(NamedTuple):
 
 
 def record(graph: GraphModule, parameters: Sequence[str] = ()) -> Capture:
-    """Record a Dynamo graph. `parameters` are the user's names of what Dynamo calls args[0], args[1], ...
+    """Record a Dynamo graph. `parameters` are the user's names for Dynamo's args[0], args[1], ...
 
-    Raises Unsupported for a graph that has to run in eager, EagerFallback for a call that torch may refuse, too.
+    Raises Unsupported for a graph that has to run in eager, EagerFallback for a call that torch may reject, too.
     """
     trace = Trace("computation", stage="recorded from Dynamo")
     trace.follows_grad_mode = True
@@ -88,9 +88,9 @@ class _Interpreter:
         self.opaque_calls: list[str] = []
         self.scopes: list[Any] = []
         self.graph_constants: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
-        self.misplaced: set[Node] = set()  # whose fake tensors have other strides than torch's tensors
+        self.misplaced: set[Node] = set()  # nodes whose fake tensors have other strides than torch's tensors
         self.skipped: Collection[Node] = ()
-        self.native = False  # True if opaque calls are refused
+        self.native = False  # True if opaque calls are rejected
         self.arguments: Iterator[Any] | None = None  # the values of the inputs of a nested graph
         self.weights: list[int] = []  # positions of inputs that are parameters or buffers of modules
         self.unversioned: list[int] = []
@@ -133,7 +133,7 @@ class _Interpreter:
         raise AssertionError("a graph without an output")
 
     def name_weights(self, error: Exception) -> None:
-        """Replace the names of inputs in the error by the paths in the module of their parameters or buffers."""
+        """Replace the names of inputs in the error by the paths of their parameters or buffers in the module."""
         if len(error.args) == 1 and isinstance(error.args[0], str):
             path_of = lambda match: self.paths.get(match[0], match[0])
             error.args = (_METADATA_OF.sub(path_of, error.args[0]),)
@@ -157,7 +157,7 @@ class _Interpreter:
             self.note(node, value, node.meta["example_value"])
 
     def call_transform(self, function: Callable, name: str, args: tuple, changed: list[int]) -> tuple:
-        """Return the results of a function of torch's transforms that changes some of its arguments."""
+        """Return the results of a function of torch's transforms that mutates some of its arguments."""
         values, flat = self.trace.memory.read_all(args), list(leaves((args, {})))
         if not changed:
             return symbol_from_function(function, name, self.inline_operators)(*values)
@@ -167,7 +167,7 @@ class _Interpreter:
         return result
 
     def layer(self, node: Node) -> Any:
-        """Return the end of a module's call: what its own forward gave, or what the layer gives that was decided on."""
+        """Return the result of a module's call at its end: its own forward's, or the selected layer's."""
         own, *args = node.args
         site = node.meta.get(layers.SITE)
         if site is None or site.take is None:
@@ -179,7 +179,7 @@ class _Interpreter:
         return output
 
     def inline(self, graph: GraphModule, args: tuple, skipped: Collection[Node] = (), *, native: bool = False) -> Any:
-        """Run a nested graph on values of this one. native: raises Unsupported for what would be an opaque call."""
+        """Inline a nested graph on values of this one. native: raises Unsupported instead of an opaque call."""
         inner = _Interpreter(graph, current_trace())
         inner.native = native
         inner.skipped = skipped
@@ -190,7 +190,7 @@ class _Interpreter:
         return inner.run()
 
     def inline_operators(self, graph: GraphModule, args: tuple) -> Any:
-        """Run a nested graph whose calls are all known. Raises Unsupported where one is not."""
+        """Inline a nested graph whose calls are all known. Raises Unsupported if one is not."""
         return self.inline(graph, args, native=True)
 
     def look_up(self, tree: Any) -> Any:
@@ -227,7 +227,7 @@ class _Interpreter:
         raise Unsupported(f"input {name} is a {type(value).__name__}")
 
     def weigh(self, node: Node, name: str) -> None:
-        """Note that the next input is a parameter or buffer of a module, where it is one."""
+        """Record whether the next input is a parameter or buffer of a module."""
         weight = weight_of(node)
         if weight is None:
             return
@@ -240,7 +240,7 @@ class _Interpreter:
         value = operator.attrgetter(str(node.target))(self.graph)
         if not isinstance(value, torch.Tensor):
             return value
-        if self.native:  # made of numbers while the operators were found; `fold_constants` makes it once
+        if self.native:  # made from numbers while the operators were found; `fold_constants` makes it once
             return prims.tensor(value.tolist(), value.dtype, value.device)
         if id(value) not in self.graph_constants:
             proxy = self.trace.add_input(
@@ -260,7 +260,7 @@ class _Interpreter:
         if target is layers.layer_call:
             return self.layer(node)
         if target is ASSUMES:
-            return None  # recorded before, unless it is of a number that no value tells
+            return None  # already recorded, unless it is of a number that no value defines
         if isinstance(target, Check):
             return self.numbers.add_check(node)
         args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
@@ -277,7 +277,7 @@ class _Interpreter:
         return self.call(node, target, args, kwargs)
 
     def call(self, node: Node, target: Callable | str, args: tuple, kwargs: dict) -> Any:
-        """Record a call of torch, and return its result. A call that reads metadata alone is not recorded."""
+        """Record a call of torch, and return its result. A call that reads only metadata is not recorded."""
         example: Any = node.meta.get("example_value")
         result = read_metadata(self.numbers, node, target, args, kwargs, example)
         if result is not NotImplemented:
@@ -313,7 +313,7 @@ class _Interpreter:
         return output
 
     def note(self, node: Node, output: Any, example: Any) -> None:
-        """Give a new value the user's name and the strides that Dynamo saw; several values, their strides."""
+        """Give a new value the user's name and Dynamo's strides; several values, their strides."""
         if isinstance(output, TensorProxy):
             self.note_strides(node, output, example)
             if output.name.startswith("t") and output.name[1:].isdigit() and not _AUTOMATIC.fullmatch(node.name):
@@ -324,8 +324,8 @@ class _Interpreter:
                     self.note_strides(node, item, expected)
 
     def note_strides(self, node: Node, output: TensorProxy, example: Any) -> None:
-        """Note the strides of an example, unless fake tensors are laid out otherwise than by torch's kernel here, or
-        where one of those that it was computed from was made."""
+        """Record the strides of an example, unless fake tensors are laid out differently from torch's kernel here, or
+        in one of its operands' producers."""
         if not isinstance(example, torch.Tensor):
             return
         copied = self.copied_argument(node, output, example)
@@ -345,12 +345,12 @@ class _Interpreter:
             strides = contiguous(tuple(example.shape))
         output.strides, output.offset = strides, example.storage_offset()
         value = self.trace.memory.current_value(output)
-        if value is not None and value.strides is None:  # a write's, which keeps the layout of what it changes
+        if value is not None and value.strides is None:  # a write's, which keeps the layout of its target
             value.strides = output.strides
 
     def copied_argument(self, node: Node, output: TensorProxy, example: torch.Tensor) -> torch.Tensor | None:
-        """Return the fake tensor of the argument that a call returns as it is, where Dynamo has a copy of it for the
-        result, which need not lie in its order: dropout in evaluation."""
+        """Return the fake tensor of the argument that a call returns as it is, if Dynamo's result is a copy, which need
+        not have the same strides: dropout in evaluation."""
         memory = fake_values.memory_of(example)
         for handle, fake in pairs(self.env, (node.args, node.kwargs)):
             if handle is output and fake_values.memory_of(fake) != memory:
@@ -374,9 +374,9 @@ class _Interpreter:
         example: Any,
         side_effects: Effects,
     ) -> Any:
-        """Run a function that torchlang does not have, by torch, on copies of what it changes.
+        """Run a function without a torchlang symbol by torch, on copies of its mutated arguments.
 
-        Raises Unsupported where the values that it is given decide how long its result is."""
+        Raises Unsupported if the size of its result depends on the arguments' values."""
         if self.native:
             return self.by_operator(function, name, args, kwargs)
         grad_mode.note(self.trace)
@@ -413,7 +413,7 @@ class _Interpreter:
         return result
 
     def by_operator(self, function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
-        """Return a call of an operator that torchlang does not have, in a program that torch differentiates."""
+        """Return a call of an operator without a torchlang symbol, in a program that torch differentiates."""
         symbol = operator_symbol(function) if isinstance(function, OpOverload) else None
         if symbol is None:
             raise Unsupported(f"torchlang does not have {name}")
@@ -421,15 +421,15 @@ class _Interpreter:
         return symbol(*args, **kwargs)
 
     def check_apart(self, changed: list[TensorProxy], name: str, flat: list[Any]) -> None:
-        """Raise Unsupported where a tensor that a function changes shares memory with another one it is given."""
+        """Raise Unsupported if a tensor that a function mutates aliases another argument."""
         memory = self.trace.memory
         storages = [id(memory.ref(leaf).storage) for leaf in flat if isinstance(leaf, TensorProxy)]
         if any(storages.count(id(memory.ref(handle).storage)) > 1 for handle in changed):
             raise Unsupported(f"{name} changes a tensor that shares memory with another one that it is given")
 
     def without_gradients(self, output: Any, example: Any, operands: list[Pair]) -> Any:
-        """Return results of a call of which torch differentiates only others (the statistics of a norm) as constants. A
-        view has the gradients of what it shows, and an argument its own."""
+        """Return the results of a call with those that torch does not differentiate (the statistics of a norm) as
+        constants. A view has the gradients of its base, and an argument its own."""
         if not isinstance(example, (tuple, list)) or not any(getattr(leaf, "requires_grad", False) for leaf in example):
             return output
         memory, arguments = self.trace.memory, {id(handle) for handle, _ in operands}
@@ -445,16 +445,16 @@ class _Interpreter:
         return output if all(map(operator.is_, results, output)) else type(output)(results)
 
     def reinterpret(self, symbol: Symbol, output: Any, example: Any, args: tuple, kwargs: dict) -> None:
-        """Record a view that reads memory differently (view_as_real, conj) by its symbol: strides do not express it."""
+        """Record a view that reinterprets memory (view_as_real, conj) by its symbol: strides do not express it."""
         base = args[0] if args else None
         if not isinstance(output, TensorProxy) or not isinstance(base, TensorProxy):
             return
         if output.dtype != base.dtype or example.is_conj() or example.is_neg():
             step = torchlang.scatter_step(symbol, args[1:], kwargs, None)
-            self.trace.memory.alias(output, base, step)  # where it is none, the fake tensors say so
+            self.trace.memory.alias(output, base, step)  # if it is none, the fake tensors show that
 
 
-_DATA = (data_descriptor.__get__, get_data_attr)  # a tensor with a version of its own
+_DATA = (data_descriptor.__get__, get_data_attr)  # a tensor with its own version counter
 
 
 # names

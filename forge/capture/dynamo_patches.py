@@ -25,7 +25,7 @@ from forge.torch_internals.patch import Scope, patches_of
 
 @dynamo_calls.capture_call.provide
 def _capture_call(tx: Any, function: Callable, args: Any, kwargs: dict[str, Any], call: Callable) -> Any:
-    """Capture a call of a function of torch: a check as forge's, another one, or its stand-in, by `call`."""
+    """Capture a call of a torch function: as forge's check, as its substitute, or as it is, by `call`."""
     function = STAND_INS.get(function, function)
     if function in CHECKS:
         return capture_check(tx, function, args, kwargs, call=partial(call, function))

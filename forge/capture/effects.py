@@ -1,7 +1,7 @@
-"""The effects of functions that torchlang does not have, and their conversion to pure functions.
+"""The side effects of functions without torchlang symbols, and their conversion to pure functions.
 
-It runs once on fake tensors, and the operators that it calls say what they change (forge/torchlang/fake_execution.py).
-Where that cannot be, its schema or its name must tell.
+A function runs once on fake tensors, and its operators tell its side effects (forge/torchlang/fake_execution.py).
+If it cannot, its schema or its name must tell.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ _OPERATORS = (OpOverload, OpOverloadPacket)
 # whose operators communicate with other processes
 _COLLECTIVES = frozenset("_c10d_functional _c10d_functional_autograd c10d symm_mem".split())
 
-# they run graphs that only compute, and torch differentiates them
+# their graphs have no side effects, and torch differentiates them
 _HIGHER_ORDER = frozenset("associative_scan cond flex_attention map map_impl scan while_loop".split())
 
 
 class Effects(NamedTuple):
-    """The leaves of a call's arguments that it changes, by position, those of them that it changes without grad, and
+    """The leaves of a call's arguments that it mutates, by position, those of them that it mutates without grad, and
     the tags of the call."""
 
     changed: list[int]
@@ -38,7 +38,7 @@ class Effects(NamedTuple):
 
 
 def effects(function: Callable, name: str, args: tuple, kwargs: dict) -> Effects:
-    """Return the side effects of a call. Raises Unsupported for one that a program cannot hold."""
+    """Return the side effects of a call. Raises Unsupported for one that a program cannot have."""
     if isinstance(function, HigherOrderOperator) and function.name() not in _HIGHER_ORDER:
         raise Unsupported(f"the graph calls {function.name()}, which forge does not know")
     if name.rpartition(".")[2] == "_autograd_grad":  # between graphs: inside of one it is in a transform's scope
@@ -63,7 +63,7 @@ def _qualified_name(operator: OpOverload | OpOverloadPacket) -> str:
 
 
 def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list[int]:
-    """Return the leaves that a function changes by its schema, or by torch's names for what works in place."""
+    """Return the leaves that a function mutates by its schema, or by torch's naming of in-place functions."""
     flat = list(leaves((args, kwargs)))
 
     def positions(subset: list[Any]) -> list[int]:
@@ -82,8 +82,8 @@ def _by_schema(function: Callable, name: str, args: tuple, kwargs: dict) -> list
 
 
 class Functional:
-    """A function that changes leaves of its arguments as a pure one: runs on clones of them, and returns (result, the
-    changed clones). A result that is one of the clones is None."""
+    """A function that mutates leaves of its arguments as a pure one: runs on clones of them, and returns (result, the
+    mutated clones). A result that is one of the clones is None."""
 
     def __init__(self, function: Callable, changed: list[int]) -> None:
         self.function = function

@@ -5,7 +5,7 @@ Dynamo's settings hold for the whole process; forge's are in force only while it
 - a model in DistributedDataParallel is one graph (`optimize_ddp=False`);
 - no profiler event is emitted on every call (`record_runtime_overhead=False`);
 - `dynamic=` is applied while compiling instead of on every call;
-- two lengths that were equal by chance when a graph was compiled are two symbols (`use_duck_shape=False`).
+- two sizes that happened to be equal when a graph was compiled are two symbols (`use_duck_shape=False`).
 """
 
 import functools
@@ -74,17 +74,17 @@ _BOUND = re.compile(r"func='(\w+)' (.+?):(\d+);")
 _CALLED = re.compile(
     r"(?:call_function|TypeError) <(?:built-in )?(?:function|method) ([\w.]+)|call_(?:function|method) ([\w.]+)"
 )
-_RESTATED = "Dynamo failed to run FX node"  # an error that says the one that it comes from, since torch 2.15
-_NO_FAKE = "no fake impl"  # torch's error of an operator for which none was registered
+_RESTATED = "Dynamo failed to run FX node"  # the prefix of an error that restates its cause, since torch 2.15
+_NO_FAKE = "no fake impl"  # torch's error for an operator without a fake implementation
 _OWN_FRAME = re.compile(rf'^ *File "{re.escape(str(Path(__file__).parents[1]))}/.*\n(?: {{4,}}.*\n)*', re.MULTILINE)
 _SHAPE = re.compile(r"size=\(([^)]*)\)")
 _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
-    "allow_rnn": True,  # torch.lstm is a call as any other
+    "allow_rnn": True,  # torch.lstm is a call like any other
     "record_runtime_overhead": False,
-    "optimize_ddp": False,  # forge's backward hands gradients out in parts; it does not cut the model into graphs
-    "invalidate_compile_context_weakrefs": True,  # torch.utils.swap_tensors takes no tensor that one refers to
-    "enable_dynamo_decompositions": False,  # each of several calls in the place of addcmul_ would round
+    "optimize_ddp": False,  # forge's backward returns gradients in buckets; it does not split the model into graphs
+    "invalidate_compile_context_weakrefs": True,  # torch.utils.swap_tensors rejects tensors with weak references
+    "enable_dynamo_decompositions": False,  # each of several calls in place of addcmul_ would round
     "use_numpy_random_stream": True,  # np.random draws from its own generator, not from torch's
 }
 _SHAPES = {"use_duck_shape": False}
@@ -98,7 +98,7 @@ _DYNAMIC = {
 _IN_EAGER = ConvertFrameReturn(
     frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT), apply_to_code=False
 )
-_WHOLLY_IN_EAGER = ConvertFrameReturn(  # with what the frame calls
+_WHOLLY_IN_EAGER = ConvertFrameReturn(  # including the functions that the frame calls
     frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False
 )
 
@@ -106,8 +106,8 @@ _WHOLLY_IN_EAGER = ConvertFrameReturn(  # with what the frame calls
 class FrameCallback(BackendChain):
     """Dynamo's frame callback under forge's settings; it reports graph breaks to `history`.
 
-    Dynamo compiles one frame at a time. The settings, which are the process's, and Dynamo's counters are those of the
-    frame meanwhile.
+    Dynamo compiles one frame at a time. While it does, the process-wide settings and Dynamo's counters are those of the
+    frame.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class FrameCallback(BackendChain):
     def _current_settings(self, code: CodeType) -> dict[str, Any]:
         """Return the settings for the modes around the running call of `code`.
 
-        Dynamo counts the recompilations of a code object, whatever compiled them: of a forward behind a graph break in
-        twelve layers that are jitted one by one, the ninth would run in eager. The limits are those of a backend.
+        Dynamo counts the recompilations of a code object across all backends: of a forward behind a graph break in
+        twelve layers that are jitted one by one, the ninth would run in eager. The limits apply per backend.
         """
         others = entries_of_others(code, self._backend)
         limits = {name: limit + others for name, limit in _recompile_limits().items()} if others else {}
@@ -147,18 +147,18 @@ class FrameCallback(BackendChain):
         code = frame[0].f_code
         if self._history.stays_in_eager(code):
             return _IN_EAGER
-        watch()  # others wait meanwhile
+        watch()  # other threads wait meanwhile
         limits = _recompile_limits()
         settings, shapes = config.patch(self._current_settings(code)), shapes_config.patch(self._shapes)
         self._before()
-        quietly = nullcontext() if os.environ.get("TORCH_LOGS") else quiet()  # the program raises what says more
+        quietly = nullcontext() if os.environ.get("TORCH_LOGS") else quiet()  # the program raises a better message
         noted, patches = self._history.frame(), capture_scope(self._layers)
         with compile_lock, paused_gc(), restore_transforms(), settings, shapes, patches, quietly, noted:
             try:
                 returned = self.call_inner(*frame)
                 if returned.guarded_code is not None:
                     self._codes.append((weakref.ref(code), weakref.ref(returned.guarded_code.code)))
-                if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # Dynamo compiles no more of it
+                if returned.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:  # no longer compiled
                     self._history.on_recompile_limit(self._dynamic, limits)
                 elif returned.frame_exec_strategy.cur_action == FrameAction.SKIP:
                     exception = self._history.uncaught_exception()
@@ -184,12 +184,12 @@ class FrameCallback(BackendChain):
                 return self._on_failure(code, _in_words(failure), Source(str(failure)), likely=likely)
 
     def release_with(self, entry: Callable) -> None:
-        """Release what is compiled once `entry` is gone, through which alone it is called."""
+        """Release the compiled code once `entry`, the only way to call it, is gone."""
         weakref.finalize(entry, release_programs, self._codes, weakref.ref(self._backend)).atexit = False
 
     def _on_failure(self, code: CodeType, reason: str, source: Source | None, *, likely: bool) -> ConvertFrameReturn:
-        """Return the decision that the frame runs in eager: it raises there what torch raises, and the program may
-        catch it. likely: whether it most likely raises, so that nothing that it calls is worth a capture."""
+        """Return the decision that the frame runs in eager: it raises torch's error there, which the program may catch.
+        likely: whether it most likely raises, so that capturing the functions it calls is pointless."""
         self._history.on_capture_failure(code, reason, source, likely=likely)
         self._history.on_graph_break(f"a call fails: {reason}", source)
         return _WHOLLY_IN_EAGER if likely else _IN_EAGER
@@ -228,7 +228,7 @@ def enter(
     they set the frame callback and call. Calls run in eager while hooks for all modules are registered, which Dynamo
     does not guard, while a tracer is active (torch.fx, torch.jit.trace), and while torch differentiates in forward
     mode. An error of the backend is raised as itself, and one that torch raises for bad arguments is of torch's type.
-    Where Dynamo is disabled for the process, `function` is returned, as by torch.compile.
+    If Dynamo is disabled for the process, `function` is returned, as by torch.compile.
     """
     context = optimize(backend, nopython=fullgraph, guard_fail_fn=history.on_guard_failure)
     if not isinstance(context, OptimizeContext):
@@ -241,14 +241,14 @@ def enter(
     compiled = context(function)
     compiling, jit_tracing = maybe_current_level, is_tracing
     tracing = is_fx_symbolic_tracing
-    plain = None  # the stance in which a call may go the short way, once one went the long way
+    plain = None  # the stance under which calls may take the fast path, after one took the slow path
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal plain
         if history.skip_capture or has_global_hooks() or forward_level() >= 0:
             return function(*args, **kwargs)
-        if tracing() or jit_tracing():  # its calls are part of what is traced
+        if tracing() or jit_tracing():  # the tracer records its calls
             return function(*args, **kwargs)
         if count_modes() and (mode := mode_around()) is not None:
             history.on_dispatch_mode(mode)
@@ -283,7 +283,7 @@ _DYNAMOS = (BackendCompilerFailed, TorchRuntimeError, Unsupported)
 
 
 def _as_raised(failure: Exception) -> Exception:
-    """Return the exception that a call raises where Dynamo raised `failure`."""
+    """Return the exception that a call raises if Dynamo raised `failure`."""
     if not isinstance(failure, BackendCompilerFailed):
         return _as_torch_raises(failure)
     inner = failure.inner_exception
@@ -295,7 +295,7 @@ _OTHER_DEVICES = getattr(fake_tensor, "FakeTensorDeviceMismatchError", ())  # to
 
 def _as_torch_raises(failure: Exception) -> Exception:
     """Return the error of torch or Python while Dynamo ran a call on fake tensors, with the user's line and the call as
-    notes; Dynamo's own needs twenty lines for it. A graph break stays Dynamo's."""
+    notes; Dynamo's own message takes twenty lines. A graph break stays Dynamo's."""
     cause = _cause(failure)
     is_break = isinstance(failure, Unsupported) and getattr(failure, "gb_type", None) not in _WRONG_CALLS
     if cause is None or is_break:
@@ -319,8 +319,8 @@ def _cause(failure: Exception) -> Exception | None:
 
 
 def _raises_in_eager(failure: Exception) -> bool:
-    """Return whether a call that fails on fake tensors most likely fails on real ones, too: not only for want of a
-    fake."""
+    """Return whether a call that fails on fake tensors most likely fails on real ones, too: not only for lack of a fake
+    implementation."""
     cause = _cause(failure) if isinstance(failure, (TorchRuntimeError, Unsupported)) else None
     return cause is not None and _NO_FAKE not in str(cause)
 
@@ -339,7 +339,7 @@ def _location(failure: Exception) -> str | None:
 
 def _call_in_words(text: str) -> str | None:
     """Return the call that failed in Dynamo: `in linear of tensors of shapes [2, 16], [4, 15]`, or the user's function
-    whose arguments are wrong."""
+    with wrong arguments."""
     bound = _BOUND.search(text)
     if bound is not None:
         line = Source(f'File "{bound[2]}", line {bound[3]}').line

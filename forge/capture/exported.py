@@ -1,8 +1,8 @@
-"""The torch.export front end: an ExportedProgram becomes a program without gradients.
+"""The torch.export front end: turns an ExportedProgram into a program without gradients.
 
 Its graph calls aten operators as Dynamo's graphs call torch's functions, with fake values and symbolic sizes, so that
-the same interpreter records it. Dynamo hands sizes over as inputs; torch.export does not, so that each symbol becomes
-an input here.
+the same interpreter records it. Dynamo passes sizes as inputs; torch.export does not, so each symbol becomes an
+input here.
 """
 
 import copy
@@ -22,7 +22,7 @@ from forge.compiler.program import Unsupported
 from forge.torch_internals.sympy import record_guards
 
 aten = torch.ops.aten
-_TORCHS: dict[Any, Any] = {  # torch's functions that have a symbol, for operators that have none
+_TORCHS: dict[Any, Any] = {  # torch's functions with a symbol, for operators without one
     aten.einsum.default: torch.einsum,
     aten.lift_fresh_copy.default: torch.clone,
     aten.split.Tensor: torch.split,
@@ -34,10 +34,10 @@ _WRITES = {OutputKind.BUFFER_MUTATION: "buffers", OutputKind.USER_INPUT_MUTATION
 class ExportedCapture(NamedTuple):
     """A program recorded from an ExportedProgram.
 
-    The program's inputs are the sizes in `symbols`, the tensors in `weights`, and the tensors and numbers that the user
-    gives. symbols: name → the symbol as a torch.SymInt. weights: fully qualified name → tensor. results: the leaves of
-    the user's result: a number of the program's outputs, a constant in a one-element list, or a torch.SymInt. guards:
-    how many guards on the sizes torch.export had added. asserted: what its graph asserts of sizes, as expressions.
+    The program's inputs are the sizes in `symbols`, the tensors in `weights`, and the user's tensors and numbers.
+    symbols: name → the symbol as a torch.SymInt. weights: fully qualified name → tensor. results: the leaves of
+    the user's result: the index of a program output, a constant in a one-element list, or a torch.SymInt. guards:
+    the number of torch.export's guards on the sizes. asserted: the graph's assertions about sizes, as expressions.
     """
 
     capture: dynamo.Capture
@@ -49,9 +49,9 @@ class ExportedCapture(NamedTuple):
 
 
 def record(exported: ExportedProgram) -> ExportedCapture:
-    """Record an ExportedProgram, whose graph stays as it is.
+    """Record an ExportedProgram, whose graph is not changed.
 
-    Raises Unsupported for what forge cannot compile.
+    Raises Unsupported for programs that forge cannot compile.
     """
     graph = copy.deepcopy(exported.graph_module)
     _note_examples(graph)
@@ -60,7 +60,7 @@ def record(exported: ExportedProgram) -> ExportedCapture:
     results = _keep_tensors(graph, exported)
     symbols = _add_sizes(graph)
     guards = 0
-    for each in symbols.values():  # of one environment
+    for each in symbols.values():  # of one ShapeEnv
         record_guards(each.node.shape_env)
         guards = len(each.node.shape_env.guards)
     with torch.no_grad():
@@ -68,19 +68,19 @@ def record(exported: ExportedProgram) -> ExportedCapture:
 
 
 def _asserted(graph: GraphModule) -> list[sympy.Basic]:
-    """Return the conditions on sizes that the graph asserts, as torch.export does for what it could not prove."""
+    """Return the conditions on sizes that the graph asserts, because torch.export could not prove them."""
     conditions = [node.args[0] for node in graph.graph.find_nodes(op="call_function", target=ASSUMES)]
     values = [each.meta["val"] for each in conditions if isinstance(each, Node)]
     return [each.node.expr for each in values if isinstance(each, torch.SymBool)]
 
 
 def _note_examples(graph: GraphModule) -> None:
-    """Note the fake values where Dynamo's graphs have them, and leave out what torch.export asserts of metadata."""
+    """Note the fake values as Dynamo's graphs do, and drop torch.export's assertions about metadata."""
     for node in list(graph.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
             continue
-        if node.target is aten.to.dtype_layout:  # a layout is no argument of torch's method
+        if node.target is aten.to.dtype_layout:  # torch's method has no layout argument
             node.kwargs = {key: value for key, value in node.kwargs.items() if key not in ("layout", "pin_memory")}
         node.target = _TORCHS.get(node.target, node.target)
         if "val" in node.meta:
@@ -93,7 +93,7 @@ def _note_examples(graph: GraphModule) -> None:
 
 
 def _order_inputs(graph: GraphModule, exported: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Return the weights, which come first; take out the inputs that are constants."""
+    """Return the weights, which come first; remove the inputs that are constants."""
     weights: dict[str, torch.Tensor] = {}
     placeholders = graph.graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, exported.graph_signature.input_specs, strict=True):
@@ -113,7 +113,7 @@ def _order_inputs(graph: GraphModule, exported: ExportedProgram) -> dict[str, to
 
 
 def _keep_tensors(graph: GraphModule, exported: ExportedProgram) -> list[Any]:
-    """Return the leaves of the user's result; the graph returns the tensors among them, once it has written to the
+    """Return the leaves of the user's result; the graph returns the tensors among them, after it has written to the
     buffers and inputs that torch.export has as results."""
     output: Any = graph.graph.output_node()
     results: list[Any] = []
@@ -144,7 +144,7 @@ def _write_back(graph: GraphModule, exported: ExportedProgram, spec: Any, value:
 
 
 def _add_sizes(graph: GraphModule) -> dict[str, torch.SymInt]:
-    """Return the symbols of the inputs' sizes, by name, each of which becomes one of the first inputs."""
+    """Return the symbols of the inputs' sizes, by name; each becomes one of the first inputs."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     inputs = [node.meta["example_value"] for node in placeholders]
     sizes = {each.node.expr: each for value in inputs for each in _sizes(value)}
@@ -170,7 +170,7 @@ def _sizes(value: Any) -> Iterator[torch.SymInt]:
 
 
 def _solve(symbol: sympy.Symbol, sizes: dict[sympy.Expr, torch.SymInt]) -> torch.SymInt:
-    """Return a symbol of which only expressions are sizes of inputs."""
+    """Solve for a symbol that occurs only within expressions of inputs' sizes."""
     for expression, size in sizes.items():
         if expression.free_symbols == {symbol}:
             (hint,) = sympy.solve(expression - size.node.hint, symbol)

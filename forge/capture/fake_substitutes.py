@@ -1,9 +1,9 @@
-"""Functions of torch that look at values: what Dynamo captures in their place.
+"""Functions of torch that read values: the substitutes that Dynamo captures for them.
 
-Dynamo runs what it captures on fake tensors, which these functions cannot be. A stand-in gives results of
-the same shape and dtype without looking; torchlang has it as the function that it stands for, which is what runs.
+Dynamo runs captured calls on fake tensors, on which these functions fail. A substitute returns results of
+the same shape and dtype without reading values; torchlang maps it to the original function, which is what runs.
 
-Where torch itself runs what was captured (in eager, or for a function's transform), a stand-in calls its function.
+If torch itself runs the captured call (in eager, or for a function's transform), a substitute calls its function.
 """
 
 import functools
@@ -32,7 +32,7 @@ _state = _State()
 
 @contextmanager
 def without_substitutes() -> Iterator[None]:
-    """Enter a context in which these functions are decomposed: they are called on fake tensors, too."""
+    """Decompose these functions in this context: they are called on fake tensors, too."""
     before, _state.are_off = _state.are_off, True
     try:
         yield
@@ -65,7 +65,7 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """Stand in for F.gaussian_nll_loss, which refuses a negative var."""
+    """Substitute for F.gaussian_nll_loss, which rejects a negative var."""
     if isinstance(var, torch.Tensor) and var.ndim == input.ndim - 1:
         var = var.unsqueeze(-1)
     loss = (input - target) ** 2 / var
@@ -82,7 +82,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Stand in for F.ctc_loss, which keeps as much as the longest target needs."""
+    """Substitute for F.ctc_loss, whose residuals depend on the longest target."""
     losses = log_probs.sum((0, -1))
     return losses if reduction == "none" else losses.sum()
 
@@ -97,5 +97,5 @@ def torch_ctc_loss(
     reduction: int = 0,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Stand in for torch.ctc_loss, which keeps as much as the longest target needs."""
+    """Substitute for torch.ctc_loss, whose residuals depend on the longest target."""
     return ctc_loss(log_probs, targets, input_lengths, target_lengths, reduction="mean" if reduction else "none")

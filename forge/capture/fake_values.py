@@ -1,4 +1,4 @@
-"""Facts that the fake tensors of Dynamo's graph tell of a program's values: memory, layout and gradients."""
+"""Facts about a program's values from the fake tensors of Dynamo's graph: aliasing, layout and gradients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +20,8 @@ from forge.torch_internals.tensors import storage_id
 
 CHECK_META = False  # compare every value's metadata with Dynamo's fake value: an oracle for tests and for debugging
 
-# torch's kernels lay their results out otherwise than its functions for fake tensors say, whatever they are
-# given, and where they are given what is not in row-major order
+# operators whose kernels and fake implementations return different strides: for all operands, and for operands
+# that are not row-major
 _LAID_OUT_BY_KERNELS = frozenset((*KINDS, "log_sigmoid", "isin", "normal", "poisson", "rrelu", "_standard_gamma"))
 _TURNED_BY_KERNELS = frozenset(
     "_log_softmax_backward_data binary_cross_entropy channel_shuffle hardsigmoid_backward hardswish_backward "
@@ -30,7 +30,7 @@ _TURNED_BY_KERNELS = frozenset(
 
 
 def fresh(example: Any) -> Any:
-    """Return a nest of fake tensors with a new proxy in the place of each."""
+    """Return a pytree of fake tensors with a new proxy for each."""
 
     def make(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -54,9 +54,9 @@ def tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
 
 
 def is_laid_out_by_kernel(node: Node, example: torch.Tensor) -> bool:
-    """Return whether torch's kernel may give a result other strides than fake tensors have: it is one of those known,
-    an index is no contiguous tensor, or a result in row-major order was computed from an expanded tensor and from one
-    that is in another order."""
+    """Return whether torch's kernel may return other strides than the fake implementation: it is a known one,
+    an index is not contiguous, or a row-major result was computed from an expanded tensor and from one that is not
+    row-major."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name in _LAID_OUT_BY_KERNELS:
         return True
@@ -81,7 +81,7 @@ def is_batch_norm(node: Node) -> bool:
 
 
 def ends_gradients(function: Any, operands: Sequence[Pair], example: Any) -> bool:
-    """Return whether a function of Python gives results without a history of arguments that have one. Of an operator
+    """Return whether a Python function returns results without a history although arguments have one. For an operator
     only its kernel knows: the fake implementation has no part in autograd."""
     if isinstance(function, (OpOverload, OpOverloadPacket)) or not torch.is_grad_enabled():
         return False
@@ -102,12 +102,12 @@ def memory_of(fake: torch.Tensor) -> int:
 
 
 def fake_tensors(tree: Any) -> list[torch.Tensor]:
-    """Return the fake tensors of a nest."""
+    """Return the fake tensors of a pytree."""
     return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def shares_memory(node: Node, example: Any) -> bool | None:
-    """Return whether the first output's memory is the first argument's, from Dynamo's fake tensors."""
+    """Return whether the first output aliases the first argument, from Dynamo's fake tensors."""
     first = example[0] if isinstance(example, (tuple, list)) and example else example
     base = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], Node) else None
     if not isinstance(first, torch.Tensor) or not isinstance(base, torch.Tensor):
@@ -116,10 +116,10 @@ def shares_memory(node: Node, example: Any) -> bool | None:
 
 
 def compare_meta(node: Node, proxy: TensorProxy, example: torch.Tensor) -> None:
-    """Raise Unsupported where the known sizes of forge's meta function differ from torch's, EagerFallback where the
-    dtype differs: Dynamo may have written its own into the graph (`y.to(x.dtype)`), so the frame is to run in eager.
+    """Raise Unsupported if the known sizes of forge's meta function differ from torch's, EagerFallback if the
+    dtype differs: Dynamo may have written its own into the graph (`y.to(x.dtype)`), so the frame must run in eager.
 
-    With CHECK_META, lengths that are not known and the device are compared too (AssertionError)."""
+    With CHECK_META, unknown sizes and the device are compared too (AssertionError)."""
     sizes = zip(proxy.shape, example.shape, strict=False)
     sizes_match = all(ours == theirs for ours, theirs in sizes if type(ours) is type(theirs) is int)
     if not sizes_match or proxy.ndim != example.ndim or proxy.dtype != example.dtype:

@@ -1,5 +1,5 @@
-"""Objects of dataclasses among the arguments of a graph's calls. Dynamo calls the class for each; a program has tensors
-and numbers alone, so that a call is given the fields as a dict, and makes the object of them."""
+"""Dataclass objects among the arguments of a graph's calls. Dynamo calls the class for each; a program has only
+tensors and numbers, so the call takes the fields as a dict, and constructs the object from them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Fields:
-    """An object of a dataclass in a program that is recorded."""
+    """An object of a dataclass in a program that is being recorded."""
 
     def __init__(self, kind: type, values: dict[str, Any]) -> None:
         self.kind = kind
@@ -15,12 +15,12 @@ class Fields:
 
 
 def is_constructor(function: Any) -> bool:
-    """Return whether a graph that calls it makes an object of a dataclass."""
+    """Return whether a graph's call of it constructs an object of a dataclass."""
     return isinstance(function, type) and dataclasses.is_dataclass(function)
 
 
 class DataclassCall:
-    """A function as one that is given dicts for objects, and makes the objects of them."""
+    """A function that takes dicts for dataclass objects, and constructs the objects from them."""
 
     def __init__(self, function: Callable, arguments: tuple) -> None:
         self.function = function
@@ -33,7 +33,7 @@ class DataclassCall:
 
 
 def plain(value: Any) -> Any:
-    """Return a nest with dicts in the place of objects."""
+    """Return a pytree with dicts in place of objects."""
     if isinstance(value, Fields):
         return {name: plain(each) for name, each in value.values.items()}
     if isinstance(value, (tuple, list)):
@@ -42,7 +42,7 @@ def plain(value: Any) -> Any:
 
 
 def _pattern(value: Any) -> Any:
-    """Return the places of objects in a nest: (class, the patterns of its fields) for each; None for a leaf."""
+    """Return the positions of objects in a pytree: (class, the patterns of its fields) for each; None for a leaf."""
     if isinstance(value, Fields):
         return value.kind, {name: _pattern(each) for name, each in value.values.items()}
     if isinstance(value, (tuple, list)):

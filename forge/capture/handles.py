@@ -1,4 +1,4 @@
-"""JitHandle: what forge knows of each thing that it jitted, and how it is found from what a user holds."""
+"""JitHandle: the record of each jitted function or module, and how it is found from a user's object."""
 
 import functools
 import itertools
@@ -30,7 +30,7 @@ _numbers = itertools.count()
 
 
 class _Graph(NamedTuple):
-    """One compiled graph: its report, and what refers to parts of its call, which its caller alone keeps alive."""
+    """One compiled graph: its report, and weak references to the parts of its call, which only its caller owns."""
 
     report: CompileReport
     folded_weights: "weakref.ref[FoldedWeights] | None"
@@ -40,15 +40,15 @@ class _Graph(NamedTuple):
 class JitHandle:
     """The handle of one jitted function: the report of each graph, in order; what runs in eager, and why.
 
-    A graph is here for as long as Dynamo keeps it: what a failed guard, a deleted module or torch._dynamo.reset()
-    dropped is gone, but for `latest`.
+    A graph is here while Dynamo keeps it: after a failed guard, the deletion of a module or torch._dynamo.reset()
+    it is gone, but for `latest`.
 
     Attributes:
-        name: the user's for the function.
-        parameters: the names that its positional arguments have.
-        by_torch: whether it is of what torch.compile(backend="forge") returned, of which forge sees the graphs alone.
-        latest: the report of the last graph that was compiled.
-        on_graph: called with the report of each graph that was compiled, before it runs.
+        name: The user's name for the function.
+        parameters: The names of its positional arguments.
+        by_torch: Whether it belongs to torch.compile(backend="forge"), of which forge sees only the graphs.
+        latest: The report of the last graph that was compiled.
+        on_graph: Called with the report of each graph that was compiled, before it runs.
     """
 
     def __init__(self, name: str, parameters: Sequence[str] = (), *, by_torch: bool = False) -> None:
@@ -60,8 +60,8 @@ class JitHandle:
         self.on_graph: Callable[[CompileReport], None] | None = None
         self.history = History(name, parameters)
         self.numerics = "fast"
-        self.again: functools.partial | None = None  # forge.jit with what it was given, the target among it
-        self.warned = False  # that gradients keep it from being frozen
+        self.again: functools.partial | None = None  # forge.jit with its arguments, the target among them
+        self.warned = False  # that gradients prevent freezing it
         self._graphs: weakref.WeakKeyDictionary[Callable, _Graph | str] = weakref.WeakKeyDictionary()
         _handles.add(self)
 
@@ -79,7 +79,7 @@ class JitHandle:
             self.on_graph(report)
 
     def add_eager(self, call: Callable, reason: str) -> None:
-        """Add a graph that runs in eager when Dynamo calls `call`, and why."""
+        """Add a graph that runs in eager when Dynamo calls `call`, and the reason."""
         self._graphs[call] = reason
         self.history.graphs += 1
 
@@ -94,7 +94,7 @@ class JitHandle:
 
     @property
     def eager(self) -> list[str]:
-        """Why graphs run in eager."""
+        """The reasons why graphs run in eager."""
         return [graph for graph in self._graphs.values() if isinstance(graph, str)]
 
     def folded_weights(self) -> list[FoldedWeights]:
@@ -103,13 +103,13 @@ class JitHandle:
         return [each for each in results if each is not None]
 
     def tiered_programs(self) -> list[TieredProgram]:
-        """Return the programs that have, or had, a second tier to come."""
+        """Return the programs with a pending or finished second tier."""
         programs = [graph.tiered_program() for graph in self._compiled_graphs if graph.tiered_program is not None]
         return [each for each in programs if each is not None]
 
 
 def name_of(target: Callable) -> str:
-    """Return a user's name for a function or module: its own name, or its class's."""
+    """Return the user's name of a function or module: its own name, or its class's."""
     return getattr(target, "__name__", type(target).__name__)
 
 
@@ -117,8 +117,8 @@ _by_backend: "weakref.WeakKeyDictionary[Any, JitHandle]" = weakref.WeakKeyDictio
 
 
 def handle_of_torch_compile() -> JitHandle:
-    """Return the handle of what torch.compile(backend="forge") returned whose frame Dynamo compiles: there is a backend
-    object for each of them."""
+    """Return the handle of the torch.compile(backend="forge") result whose frame Dynamo is compiling: each has its own
+    backend object."""
     frame = InstructionTranslator.current_tx()
     handle = _by_backend.get(frame.output.compiler_fn)
     if handle is None:
@@ -128,8 +128,8 @@ def handle_of_torch_compile() -> JitHandle:
 
 
 def handle_of(jitted: Any, caller: str = "forge") -> JitHandle:
-    """Return the handle of a jitted function or module, with all that it compiled so far. Raises TypeError, in the name
-    of `caller`, for something else."""
+    """Return the handle of a jitted function or module, with all its compiled graphs. Raises TypeError, in the name
+    of `caller`, for anything else."""
     handle = _own_handle(jitted)
     if handle is None:
         raise TypeError(f"{caller}: {_brief_repr(jitted)} was not made by forge.jit")
@@ -141,15 +141,15 @@ def _own_handle(jitted: Any) -> JitHandle | None:
 
 
 def _brief_repr(value: Any) -> str:
-    """Return a value in few words: what a module holds takes pages."""
+    """Return a short repr of a value: a module's repr takes pages."""
     return f"a {type(value).__name__}" if isinstance(value, torch.nn.Module) else repr(value)
 
 
 def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
-    """Return a name for `target`, and the records of all that is jitted in it: what forge.jit returned, a module that
-    holds such modules, what torch.compile(backend="forge") returned, or, for None, this process.
+    """Return a name for `target`, and the handles of all jitted functions in it: a result of forge.jit, a module that
+    contains such modules, a result of torch.compile(backend="forge"), or, for None, this process.
 
-    Raises TypeError for another."""
+    Raises TypeError for anything else."""
     if target is None:
         return "this process", sorted(_handles, key=lambda handle: handle.number)
     own = _own_handle(target) or _compiled_by_torch(target)
@@ -168,8 +168,8 @@ def handles_of(target: Any) -> tuple[str, list[JitHandle]]:
 
 
 def eager_modules(target: Any) -> list[str]:
-    """Return the modules that run in eager around the jitted modules that a module holds: its other modules, those
-    without a jitted one inside, and the forward of those with some, where it is not torch's (a wrapper's)."""
+    """Return the modules that run in eager around the jitted modules of a module: its other modules without a jitted
+    one inside, and the forward of those with some, unless it is torch's (a wrapper's)."""
     if not isinstance(target, torch.nn.Module) or _is_jitted(target):
         return []
     paths: list[str] = []
@@ -195,12 +195,12 @@ def _is_jitted(target: Any) -> bool:
 
 
 def _compiled_by_torch(target: Any) -> JitHandle | None:
-    """Return the handle of what torch.compile(backend="forge") returned; an empty one where Dynamo gave forge no
-    graph."""
+    """Return the handle of a torch.compile(backend="forge") result; an empty one if Dynamo passed no graph to
+    forge."""
     original = original_module(target) or original_function(target) or target
     if isinstance(target, torch.nn.Module):  # module.compile() leaves the function that it calls
         target = getattr(target, "dynamo_ctx", None) or compiled_call(target)
-    config = getattr(target, "get_compiler_config", None)  # the one function of it that knows its context
+    config = getattr(target, "get_compiler_config", None)  # the only attribute that refers to its context
     contexts = [target, *(cell.cell_contents for cell in getattr(config, "__closure__", None) or ())]
     chain = next((callback for each in contexts if (callback := getattr(each, "callback", None)) is not None), None)
     while chain is not None and not isinstance(chain, WrapBackendDebug):
@@ -210,7 +210,7 @@ def _compiled_by_torch(target: Any) -> JitHandle | None:
     own = _by_backend.get(chain)
     if own is not None and own.history.graphs:
         return own
-    like = innermost_backend(chain)  # Dynamo gives it the graphs of another that was compiled with the same options
+    like = innermost_backend(chain)  # of several compiled with equal options, Dynamo calls one
     names = name_of(original), name_of(getattr(original, "__self__", original))
     others = [each for backend, each in _by_backend.items() if innermost_backend(backend) == like]
     handle = next((each for each in others if each.name in names and each.history.graphs), own)

@@ -41,10 +41,10 @@ _INPLACE = frozenset(
 
 
 def hooks_first(graph: Graph) -> None:
-    """Move each hook on a value's gradient to where the value is computed, and let all readers of the value read it
-    through the hook, which thus sees the whole gradient, including that of calls before it was registered.
+    """Move each hook on a value's gradient to the value's definition, and route all its readers through the hook, which
+    thus sees the whole gradient, including that of calls before it was registered.
 
-    Raises Unsupported for a hook that reads other tensors, which may be made later.
+    Raises Unsupported for a hook that reads other tensors, which may be computed later.
     """
     for node in list(graph.nodes):
         if REGISTER_HOOK is None or node.target is not REGISTER_HOOK:
@@ -60,14 +60,14 @@ def hooks_first(graph: Graph) -> None:
 
 
 def _is_size(node: Node) -> bool:
-    """Return whether a node is a size that the graph is given: Dynamo hands it to hooks on values of that size."""
+    """Return whether a node is a size among the graph's inputs: Dynamo passes it to hooks on values of that size."""
     return node.op == "placeholder" and isinstance(node.meta.get("example_value"), torch.SymInt)
 
 
 class TransformScope:
     """The nodes of a torch.func transform as a function: `function(*inputs)` returns the values of `outputs`, a tuple.
 
-    changed: the positions of the inputs that it changes in place.
+    changed: the positions of the inputs that it mutates.
     """
 
     changed: Sequence[int] = ()
@@ -86,7 +86,7 @@ class TransformScope:
 
 def transform_scope(graph: GraphModule, start: Node, following: Iterator[Node]) -> TransformScope:
     """Return the nodes from the start of a torch.func transform to the end of all that are open then: inside, values
-    are of a level that only functorch knows. Where one outlives its level (as torch.func.vjp's), the scope goes on to
+    have levels that only functorch knows. If a value outlives its level (as torch.func.vjp's), the scope extends to
     its last use.
     """
     inside: list[Node] = []
@@ -107,7 +107,7 @@ def transform_scope(graph: GraphModule, start: Node, following: Iterator[Node]) 
 
 
 def runnable(graph: GraphModule) -> Callable:
-    """Return the graph as torch runs it; where it fails, no level that it opened stays open, and the error has the
+    """Return the graph as torch runs it; if it fails, all levels that it opened are closed, and the error has the
     user's line as a note."""
     opens = any(node.target in STARTS for node in graph.graph.nodes)
     call = _AnnotatedCall(_with_checkpoints(graph))
@@ -115,8 +115,8 @@ def runnable(graph: GraphModule) -> Callable:
 
 
 def _with_checkpoints(graph: GraphModule) -> GraphModule:
-    """Return the graph with torch's checkpoints in the place of Dynamo's operator, which leaves it to a compiler that a
-    dropout drops the same once more."""
+    """Return the graph with torch's checkpoints in place of Dynamo's operator, which leaves it to the compiler to
+    repeat the same dropout."""
     if not graph.graph.find_nodes(op="call_function", target=_CHECKPOINT):
         return graph
     copied = Graph()
@@ -134,13 +134,13 @@ def _checkpoint(body: GraphModule, *args: Any, **options: Any) -> Any:
 
 
 class _AnnotatedCall:
-    """A graph's forward, without the hooks around a module's call, and whose errors have the user's line as a note."""
+    """A graph's forward, without the hooks of a module's call; errors have the user's line as a note."""
 
     def __init__(self, graph: GraphModule) -> None:
         self.function = graph
 
     def __call__(self, *inputs: Any) -> Any:
-        _ = self.function.code  # which makes the forward of a class that has none yet
+        _ = self.function.code  # generates the forward of a class without one
         try:
             return self.function.forward(*inputs)
         except Exception as error:
@@ -174,7 +174,7 @@ def _example(tree: Any) -> Any:
 
 
 def writes(node: Node) -> bool:
-    """Return whether a node changes its first argument in place, or `out`."""
+    """Return whether a node mutates its first argument, or `out`."""
     if node.target in _INPLACE or "out" in node.kwargs:
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -185,7 +185,7 @@ def writes(node: Node) -> bool:
 
 
 def _memory(tree: Any) -> set[int]:
-    """Return the storages of a nest's tensors, under all levels."""
+    """Return the storages of a pytree's tensors, under all levels."""
     storages = set()
     for leaf in leaves(tree):
         if isinstance(leaf, torch.Tensor):

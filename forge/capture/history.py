@@ -1,4 +1,4 @@
-"""The record of how Dynamo captured a jitted function: graph breaks, recompilations, frames that run in eager."""
+"""The record of Dynamo's captures of a jitted function: graph breaks, recompilations, frames that run in eager."""
 
 import inspect
 import re
@@ -16,17 +16,17 @@ from forge.support import logs
 from forge.torch_internals.dynamo import counters, get_compilation_metrics, graph_break_reasons
 
 _EXCEPTION = re.compile(r"raised exception (.+)")
-RAISED = "Observed exception"  # Dynamo's reason where the program raises an exception and does not catch it
+RAISED = "Observed exception"  # Dynamo's reason if the program raises an exception and does not catch it
 RECOMPILE_LIMITS = "accumulated_recompile_limit", "recompile_limit"  # Dynamo's settings
 _OTHER_BACKEND = "BACKEND_MATCH failure"  # a cache entry of another jitted function
 _KEPT = 256  # reasons of each kind
 _COMPILE_ID = re.compile(r"\d+/\d+: ")
 _ARGUMENT = re.compile(r"'?args\[(\d+)\]'?")
 _PLACE = re.compile(r"([^\s/\\]+:\d+) in ")
-# guards that are not there where sizes and numbers are symbols; lengths of lists and what a module has are none
+# guards that symbolic sizes and numbers avoid; sizes of lists and attributes of modules are never symbolic
 _SYMBOLIC = re.compile(r"tensor (?!.*_parameters\[).* size mismatch|\w+(\[[^\]]+\])* == -?\d")
 _FAILURES = 2  # in calls that returned, after which a frame is not captured again
-_LONGEST = 100  # characters of a guard that are told
+_LONGEST = 100  # characters of a guard in a message
 _IN_LOOP = "graph break in loop"
 _EXPLANATIONS = "Explanation: ", "Developer debug context: "
 _DISABLED = re.compile(r"`torch\.compiler\.disable` \(reason: (?!None\))(.+)\)")
@@ -47,10 +47,10 @@ class History:
     """The record of why Dynamo compiled more than one graph, or none: the latest graph breaks and failed guards.
 
     name: of the jitted function. parameters: the names of its positional arguments. captured: whether Dynamo has seen a
-    frame. graphs: how many were handed to forge. pending: whether flush_warnings has work to do. limits: why Dynamo
-    compiles no more of a frame. skipped: functions that run in eager, except for what they call, and why. strict: raise
-    instead of warning. entry: the code of the jitted function. skip_capture: whether no part of it can be captured, so
-    that calls do not try. on_return: called after a call in which something was captured.
+    frame. graphs: the number of graphs passed to forge. pending: whether flush_warnings has work to do. limits: why
+    Dynamo compiles no more of a frame. skipped: functions that run in eager, except for their callees, and why. strict:
+    raise instead of warning. entry: the code of the jitted function. skip_capture: whether no part of it can be
+    captured, so that calls do not try. on_return: called after a call in which something was captured.
     """
 
     strict = False
@@ -69,7 +69,7 @@ class History:
         self.pending = False
         self._parameter_names = parameters
         self._failures: list[str] = []
-        self._sources: dict[str, Source] = {}  # where graphs broke, by the reason
+        self._sources: dict[str, Source] = {}  # of graph breaks, by the reason
         self._fallbacks: dict[str, EagerFallback] = {}  # of the running call, by line
         self._modes: set[str] = set()  # under which calls ran in eager
         self._capture_failures: list[_CaptureFailure] = []  # of the running call
@@ -109,13 +109,13 @@ class History:
         self.on_graph_break("Dynamo is disabled (TORCHDYNAMO_DISABLE=1)")
 
     def on_guard_failure(self, failure: Any) -> None:
-        """Record that an existing graph of the frame does not fit the call. Dynamo reports the latest graph first."""
+        """Record that no existing graph of the frame fits the call. Dynamo reports the latest graph first."""
         reason = failure.reason.partition(": ")[2] if _COMPILE_ID.match(failure.reason) else failure.reason
         if not reason.startswith(_OTHER_BACKEND):
             self._failures.append(_ARGUMENT.sub(self._argument_name, _guard(reason.strip().splitlines()[0])))
 
     def uncaught_exception(self) -> str | None:
-        """Return the exception that the frame that Dynamo captured raises and does not catch, None if there is none."""
+        """Return the uncaught exception of the frame that Dynamo captured, None if there is none."""
         for text in counters["unimplemented"] - self._unimplemented:
             if text.partition("\n")[0] == RAISED:
                 exception = _EXCEPTION.search(text)
@@ -124,11 +124,11 @@ class History:
 
     def on_skip(self, code: CodeType) -> None:
         """Record that Dynamo makes no graphs of a function, because it cannot resume a break there (in a loop, say).
-        Functions that it calls may have graphs of their own."""
+        Functions that it calls may have graphs."""
         reasons = list(counters["unimplemented"] - self._unimplemented)
         line = Source(f'File "{code.co_filename}", line {code.co_firstlineno}').line
-        generates = code.co_flags & inspect.CO_GENERATOR  # it would be a part of who reads it
-        if not reasons or line is None or generates:  # nothing of torch is in it, or it is torch's own
+        generates = code.co_flags & inspect.CO_GENERATOR  # the graph would be part of its consumer's
+        if not reasons or line is None or generates:  # it has no torch calls, or is torch's own
             return
         where = "a graph break in a loop: " if any(_IN_LOOP in reason for reason in reasons) else ""
         skipped = f"{code.co_qualname} ({line}): {where}{_reason(reasons[0])}"
@@ -163,7 +163,7 @@ class History:
         self._runs_in_eager(f"{self._name}: {self.limits[-1]}")
 
     def on_eager_fallback(self, code: CodeType, refused: EagerFallback) -> None:
-        """Record that a frame runs in eager, where torch most likely raises: no warning before the call has
+        """Record that a frame runs in eager, where torch most likely raises: the warning waits until the call has
         returned."""
         line = refused.source.line if refused.source is not None else None
         self._fallbacks.setdefault(line or str(refused), refused)
@@ -171,18 +171,18 @@ class History:
 
     def on_capture_failure(self, code: CodeType, reason: str, source: Source | None, *, likely: bool) -> None:
         """Record that a frame cannot be captured and runs in eager. likely: whether it most likely raises there. Raises
-        StrictError under strict where it does not."""
+        StrictError under strict if it does not."""
         if self.strict and not likely:
             self._runs_in_eager(f"a frame runs in eager: {reason}", source)
         self._capture_failures.append(_CaptureFailure(code, reason, source, likely))
 
     def stays_in_eager(self, code: CodeType) -> bool:
-        """Return whether capturing the function failed so often, in calls that returned, that it is not tried again."""
+        """Return whether capturing the function failed too often, in calls that returned, to be tried again."""
         return self._failures_of.get(code, 0) >= _FAILURES
 
     def annotate_error(self, error: Exception) -> None:
-        """Add notes to an error of the running call: its place in a compiled program, and the fallbacks to eager before
-        it."""
+        """Add notes to an error of the running call: its location in a compiled program, and the fallbacks to eager
+        before it."""
         note_location(error)
         for refused in self._fallbacks.values():
             error.add_note(f"forge: a frame runs in eager: {refused}")
@@ -211,7 +211,7 @@ class History:
                 self._runs_in_eager(f"a frame runs in eager: {each.reason}", each.source)
         if self.on_return is not None:
             self.on_return()
-        self.pending = False  # a refused frame stays refused
+        self.pending = False  # a rejected frame stays in eager
 
     def on_dispatch_mode(self, mode: str) -> None:
         """Warn, once for each class of dispatch modes, that calls run in eager while such a mode is active."""
@@ -238,7 +238,7 @@ class History:
 
 
 def _reason(text: str) -> str:
-    """Return Dynamo's reason of a graph break in one line: its title with its explanation, or else its context."""
+    """Return Dynamo's reason for a graph break in one line: its title with its explanation, or else its context."""
     disabled = _DISABLED.search(text)
     if disabled:
         return disabled[1]
@@ -250,7 +250,7 @@ def _reason(text: str) -> str:
 
 
 def _source_of(stack: Iterable[Any]) -> Source:
-    """Return the source of frames as Dynamo has them."""
+    """Return the source location of Dynamo's frame summaries."""
     return Source.of_frames((frame.filename, frame.lineno) for frame in stack)
 
 

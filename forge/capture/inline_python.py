@@ -1,8 +1,8 @@
-"""Functions of torch that are Python around others, and that Dynamo puts into its graphs whole: their code runs on
-proxies, as the direct front end's does, and its calls are the program's.
+"""torch functions that are Python compositions and that Dynamo puts into its graphs whole: their code runs on
+proxies, as in the direct front end, and its calls become the program's.
 
-Under torch.autocast, each of these calls is converted for as in eager, where no conversion of the whole function's
-arguments does it (F.multi_head_attention_forward)."""
+Under torch.autocast, each of these calls is converted as in eager, which converting the whole function's arguments
+does not achieve (F.multi_head_attention_forward)."""
 
 from collections.abc import Callable
 from types import FunctionType
@@ -32,7 +32,7 @@ def record(function: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _without_overrides(function: FunctionType) -> FunctionType:
-    """Return a function that runs its code on proxies, where it would first ask them what the whole call means."""
+    """Return a function that runs its code on proxies, without first dispatching the whole call to them."""
     scope = {**function.__globals__, **dict.fromkeys(_OVERRIDES, lambda *tensors: False)}
     copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__

@@ -1,7 +1,7 @@
 """Facts about a Dynamo graph's inputs that Dynamo knows only while its backend runs: which are parameters or buffers of
 modules, and which required grad before the program changed them; and their names.
 
-The facts are noted in the graph, which may be recorded once more, later.
+They are stored in the graph, which may be recorded again later.
 """
 
 import re
@@ -21,15 +21,15 @@ _NOISE = re.compile(r"^_?l_(self_)?|(^|_)(module|modules|parameters|buffers|kwar
 
 
 class Weight(NamedTuple):
-    """A parameter or buffer of a module. path: in the jitted module; None or "" where it is in none. versioned: whether
-    a version tells when it changes."""
+    """A parameter or buffer of a module. path: in the jitted module; None or "" if it is outside. versioned: whether
+    a version counter records its changes."""
 
     path: str | None
     versioned: bool
 
 
 def note_inputs(graph: GraphModule) -> None:
-    """Note the facts about the inputs of a graph that Dynamo's backend is given."""
+    """Note the facts about the inputs of a graph passed to Dynamo's backend."""
     for node in graph.graph.find_nodes(op="placeholder"):
         grapharg = node.meta.get("grapharg")
         value = grapharg and grapharg.example
@@ -42,8 +42,8 @@ def note_inputs(graph: GraphModule) -> None:
 
 
 def forget_examples(graph: GraphModule) -> None:
-    """Delete the values at capture of the inputs of a rewritten graph, as Dynamo does of its own: the compiled program
-    may keep the graph, and torch.utils.swap_tensors takes no parameter to which a weak reference is."""
+    """Delete the values at capture of the inputs of a rewritten graph, as Dynamo does with its own: the compiled
+    program may keep the graph, and torch.utils.swap_tensors rejects parameters with weak references."""
     for node in graph.graph.find_nodes(op="placeholder"):
         node.meta.pop("grapharg", None)
 
@@ -54,12 +54,12 @@ def note_weight(node: Node, path: str) -> None:
 
 
 def weight_of(node: Node) -> Weight | None:
-    """Return the Weight record of an input; None if it is no weight."""
+    """Return the Weight record of an input; None if it is not a weight."""
     return node.meta.get(_WEIGHT)
 
 
 def gains_history(node: Node) -> bool:
-    """Return whether an input requires grad only since the program changed it in place, as its fake tensor does."""
+    """Return whether an input, like its fake tensor, requires grad only since the program mutated it."""
     return node.meta.get(_GAINS_HISTORY, False)
 
 

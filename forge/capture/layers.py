@@ -1,9 +1,9 @@
-"""Modules' calls that a layer may replace: found while Dynamo captures, decided before the graph is recorded.
+"""Module calls that a layer may replace: found during Dynamo's capture, decided before the graph is recorded.
 
-Dynamo captures a module's own forward as ever, which gives the guards and the metadata of what it returns; the end of
-it is marked by a node (`layer_call`), which returns what it is given. It holds its Site: the module's call as a
-function of tensors, by the layer and by the module's own forward. Once the graph is there, each layer is verified
-on the metadata of its call; where it is right, what the module's own forward would do is left out, and the layer is
+Dynamo captures a module's own forward as usual, which yields the guards and the metadata of its results; a node
+(`layer_call`) marks its end and returns its argument. It holds its Site: the module's call as a
+function of tensors, by the layer and by the module's own forward. On the complete graph, each layer is verified
+on the metadata of its call; if it is right, the nodes of the module's own forward are dropped, and the layer is
 recorded: its torch code, or one call that the layers' executor runs.
 """
 
@@ -45,7 +45,7 @@ from forge.torch_internals.dynamo_methods import capture_module
 from forge.torchlang import autocast_mode
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_KEEPING = frozenset("batch_norm instance_norm".split())  # they change buffers, which no schema says
+_KEEPING = frozenset("batch_norm instance_norm".split())  # they mutate buffers, which no schema shows
 _HOOKS = "_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks".split()
 SITE, INSIDE = "forge_layer_site", "forge_layers_inside"  # in the meta of nodes
 
@@ -58,7 +58,7 @@ class _KeepForward(Exception):
 
 
 class Site:
-    """A module's call that a layer may replace. `take` is what records the layer, once it was decided to."""
+    """A module's call that a layer may replace. `take`, once decided, records the layer."""
 
     def __init__(self, module: str, layer: str, override: ModuleOverride) -> None:
         self.number = next(_numbers)
@@ -78,7 +78,7 @@ def layer_call(own: Any, *args: Any) -> Any:
 
 
 class _CaptureState:
-    """The layers of the frame that Dynamo captures now (one at a time), and why modules keep their own forward."""
+    """The layers of the frame that Dynamo is capturing (one at a time), and why modules keep their own forward."""
 
     executor: ModuleExecutor | None = None
     refusals: dict[LayerUse, int]  # with the number of the call
@@ -92,7 +92,7 @@ _state = _CaptureState()
 
 @contextmanager
 def mark_layers(executor: ModuleExecutor | None) -> Iterator[None]:
-    """Mark the calls of modules for which there are layers, while Dynamo captures a frame."""
+    """Mark the calls of modules with layers while Dynamo captures a frame."""
     before = _state.executor, _state.refusals
     _state.executor, _state.refusals = executor, {}
     try:
@@ -103,7 +103,7 @@ def mark_layers(executor: ModuleExecutor | None) -> Iterator[None]:
 
 @capture_module.provide
 def capture_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwargs: dict, call: Callable) -> Any:
-    """Return `call()`, the call of a module, marked where a layer may replace it."""
+    """Return `call()`, the call of a module, marked if a layer may replace it."""
     executor = _state.executor
     if executor is None:
         return call()
@@ -121,7 +121,7 @@ def capture_call(module: UnspecializedNNModuleVariable, tx: Any, args: list, kwa
         return _mark_call(executor, value, module, tx, args, kwargs, result, inside)
     except _KeepForward as refusal:
         reason = str(refusal)
-    except Exception as error:  # of what Dynamo cannot do with a module's attributes
+    except Exception as error:  # Dynamo does not support some attributes of modules
         reason = in_one_line(error)
     _state.refusals.setdefault(LayerUse(name, "", None, reason), next(_numbers))
     return result
@@ -137,7 +137,7 @@ def _after(graph: Graph, last: Node | None) -> list[Node]:
 
 
 def _name_of(module: UnspecializedNNModuleVariable) -> str:
-    """Return the module's name in the model, where Dynamo knows it, and its class."""
+    """Return the module's name in the model, if Dynamo knows it, and its class."""
     kind, source = type(module.value).__name__, module.source
     if source is None:
         return kind
@@ -197,7 +197,7 @@ def _check_module(module: torch.nn.Module) -> None:
 
 
 def _attribute(tx: Any, module: Any, path: str) -> Any:
-    """Return the object that Dynamo finds, and guards, by a path of attributes."""
+    """Return the object that Dynamo finds, and guards, at a path of attributes."""
     value, get = module, VariableTracker.build(tx, getattr)
     for name in path.split("."):
         value = get.call_function(tx, [value, ConstantVariable.create(name)], {})
@@ -212,7 +212,7 @@ def _fake(variable: Any) -> torch.Tensor:
 
 
 def _arguments(module: torch.nn.Module, args: list, kwargs: dict) -> tuple[tuple[tuple, dict], list]:
-    """Return the call as its own forward takes it, with a TensorSlot in the place of each tensor, and the tensors."""
+    """Return the call's arguments as its own forward takes them, with a TensorSlot for each tensor, and the tensors."""
     bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
     variables: list[Any] = []
 
@@ -248,7 +248,7 @@ def _check_reads(tx: Any, variable: Any, module: torch.nn.Module, layer: type[to
 
 
 def reads_of_self(code: types.CodeType) -> set[str] | None:
-    """Return the attributes that a method may read of its first argument, or of their values; None where it passes it
+    """Return the attributes that a method may read of its first argument, or of their values; None if it passes it
     on, so that other functions may read any."""
     if not code.co_argcount or code.co_varnames[0] in code.co_cellvars:
         return None
@@ -297,7 +297,7 @@ def _check_results(outputs: Sequence[TensorVariable], fakes: Sequence[torch.Tens
 
 
 def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
-    """Check that its own forward reads nothing but the call's arguments: anything else would be a constant of the
+    """Check that the module's own forward reads only the call's arguments: any other value would be a constant of the
     layer."""
     own, argument_ids = set(inside), {id(fake) for fake in fakes}
     sizes = {str(symbol) for fake in fakes for symbol in free_symbols(fake.shape)}
@@ -306,7 +306,7 @@ def _check_inputs(fakes: Sequence[torch.Tensor], inside: list[Node]) -> None:
         if id(example) in argument_ids:
             continue
         numbers = [example]
-        if _is_tensor(example) and example.ndim == 0:  # Dynamo gives a number that is a symbol as a tensor
+        if _is_tensor(example) and example.ndim == 0:  # Dynamo represents a symbolic number as a tensor
             numbers = [user.meta.get("example_value") for user in read.users if user in own]
         for number in numbers:
             if not isinstance(number, SYMBOLIC_TYPES):
@@ -346,7 +346,7 @@ def _walk(tree: Any) -> Iterator[Any]:
 
 
 def decide(graph: GraphModule, executor: ModuleExecutor | None) -> list[LayerUse]:
-    """Decide on each site of a graph, those around others first, and return what became of all."""
+    """Decide on each site of a graph, outer ones first, and return the result for each."""
     if executor is None:
         return []
     uses = dict(_state.refusals)
@@ -380,7 +380,7 @@ def _decide(site: Site, node: Node) -> LayerUse:
 
 
 class _LayerTracer:
-    """A tracer of a layer's torch code, with a memory of its own."""
+    """Tracer of a layer's torch code, with its own memory."""
 
     def __init__(self, function: ModuleForward) -> None:
         self.function = function
@@ -397,13 +397,13 @@ class _LayerTracer:
 
 
 def _is_traceable(function: ModuleForward, inputs: Sequence[torch.Tensor], example: Any) -> bool:
-    """Return whether a layer is torch code alone, which gives what the module's own forward does."""
+    """Return whether a layer is pure torch code that is equivalent to the module's own forward."""
     trace = Trace("layer")
     try:
         with recording(trace, torchlang.language):
             proxies = [trace.add_input(_proxy(trace, each)) for each in inputs]
             results = tensors(_LayerTracer(function)(*proxies))
-    except Exception:  # of the layer's own code, which meets no tensors here
+    except Exception:  # of the layer's own code, which may not support proxies
         return False
     expected = [leaf for leaf in leaves(example) if _is_tensor(leaf)]
     return [_meta(each) for each in results] == [_meta(each) for each in expected]
@@ -418,7 +418,7 @@ def _meta(value: Any) -> tuple:
 
 
 def replaced_nodes(graph: Graph) -> set[Node]:
-    """Return the nodes to delete: those of the own forwards of modules whose calls a layer takes."""
+    """Return the nodes to delete: the own forwards of modules whose calls layers replace."""
     result: set[Node] = set()
     layer_sites: set[int] = set()
     for node in reversed(graph.nodes):

@@ -1,8 +1,8 @@
-"""A function of torch's own transforms (torch.vmap, torch.func) as a symbol: what it consists of are the operators that
-torch runs for it, and its gradient those that torch's autograd runs.
+"""A function of torch's own transforms (torch.vmap, torch.func) as a symbol: its decomposition is the operators that
+torch runs for it, and its gradient the operators that torch's autograd runs.
 
-What torch runs is found without data, by make_fx: functorch's batching rules and derivatives are torch's, and each
-operator is recorded as though the program had called it.
+They are found without data, by make_fx; functorch's batching rules and derivatives are torch's, and each
+operator is recorded as if the program had called it.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,10 +34,10 @@ _COMPOSITE = (aten.native_layer_norm, aten.native_group_norm, aten._softmax, ate
 
 
 def symbol_from_function(function: Callable, name: str, inline: Inline) -> Symbol:
-    """Return the symbol of a function of tensors and numbers that changes none of them; `inline` records a graph of
+    """Return the symbol of a pure function of tensors and numbers; `inline` records a graph of
     operators.
 
-    Calling it raises Unsupported where torch cannot say without data what it runs, or where that is random.
+    Calling it raises Unsupported if its operators depend on data, or if it is random.
     """
 
     def body(*args: Any) -> Any:
@@ -63,8 +63,8 @@ def symbol_from_function(function: Callable, name: str, inline: Inline) -> Symbo
 
 
 class _Gradient:
-    """The gradients of the arguments at `targets` of a function: of the gradients of its `count` differentiable outputs
-    and of its arguments. None for an argument that no output depends on."""
+    """The gradients of a function's arguments at `targets`, as a function of the gradients of its `count`
+    differentiable outputs and of its arguments. None for an argument that no output depends on."""
 
     def __init__(self, function: Callable, targets: Sequence[int], count: int) -> None:
         self.function = function
@@ -90,7 +90,7 @@ class _Gradient:
 
 
 def _zeros(size: Sequence[int], *, dtype: Any = None, device: Any = None, **how: Any) -> torch.Tensor:
-    """Return zeros with memory in the place of those without."""
+    """Return zeros with memory for tensors without."""
     return torch.zeros(size, dtype=dtype, device=device)
 
 
@@ -101,7 +101,7 @@ def _zeros_of_tangent(self: torch.Tensor, other: torch.Tensor, *, self_num_batch
 
 @cache
 def _decompositions() -> dict:
-    """Return the decompositions of torch's operators for gradients; what they leave is in torchlang."""
+    """Return the decompositions of torch's operators for gradients; the other operators are in torchlang."""
     own = {
         aten._efficientzerotensor.default: _zeros,
         aten._new_zeros_with_same_feature_meta.default: _zeros_of_tangent,
@@ -110,7 +110,7 @@ def _decompositions() -> dict:
 
 
 def _operators(function: Callable, args: tuple) -> GraphModule:
-    """Return the operators that a function runs, each with what it gives of fake tensors. Raises
+    """Return the operators that a function runs, each with its result on fake tensors. Raises
     Unsupported."""
     try:
         with (
@@ -137,11 +137,11 @@ def _operators(function: Callable, args: tuple) -> GraphModule:
 
 
 def as_captured(graph: GraphModule) -> None:
-    """Make a graph of make_fx one that is recorded as Dynamo's are. Raises Unsupported."""
+    """Convert a graph of make_fx to be recorded like Dynamo's. Raises Unsupported."""
     for node in graph.graph.nodes:
-        if node.target is aten.lift_fresh_copy.default:  # of a tensor that the graph holds
+        if node.target is aten.lift_fresh_copy.default:  # of a tensor in the graph
             node.target = aten.clone.default
-        if node.target is aten._to_copy.default and isinstance(node.args[0], NUMBER_TYPES):  # as vmap promotes numbers
+        if node.target is aten._to_copy.default and isinstance(node.args[0], NUMBER_TYPES):  # vmap promotes numbers
             node.target = aten.scalar_tensor.default
             node.kwargs = {name: node.kwargs[name] for name in ("dtype", "device") if name in node.kwargs}
         if node.op == "get_attr" and isinstance(getattr(graph, node.target), FakeTensor):
@@ -150,8 +150,8 @@ def as_captured(graph: GraphModule) -> None:
 
 
 def acts(node: Node) -> bool:
-    """Return whether a node does something beside its results, as `_linalg_check_errors` does, which has none. Before
-    torch 2.13, Node.is_impure is not true of that."""
+    """Return whether a node has side effects, such as `_linalg_check_errors`, which has no results. Before
+    torch 2.13, Node.is_impure is False for it."""
     return node.is_impure() or (isinstance(node.target, OpOverload) and not schema_of(node.target).returns)
 
 

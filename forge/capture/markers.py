@@ -1,4 +1,4 @@
-"""Calls of a Dynamo graph that stand for more than a call: modes that it enters, graphs inside of it, hooks."""
+"""Calls of a Dynamo graph that stand for more than a call: modes that it enters, nested graphs, hooks."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -26,16 +26,16 @@ from forge.torchlang.partial_draws import begin_partial_draw, end_partial_draw
 
 
 class Interpreter(Protocol):
-    """The recording of a graph, as markers see it. scopes: those of autocast and inference mode that are open."""
+    """The recording of a graph, as markers see it. scopes: open scopes of autocast and inference mode."""
 
     trace: Trace
     scopes: list[Any]
 
     def inline(self, graph: GraphModule, args: tuple) -> Any:
-        """Run a nested graph on values of this one."""
+        """Inline a nested graph on values of this one."""
 
     def inline_operators(self, graph: GraphModule, args: tuple) -> Any:
-        """Run a nested graph whose calls are all known."""
+        """Inline a nested graph whose calls are all known."""
 
 
 def _ignore(interpreter: Interpreter, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +51,7 @@ def _enter_inference_mode(interpreter: Interpreter, mode: bool) -> Any:
 
 
 def _enter(interpreter: Interpreter, scope: Any) -> Any:
-    """Enter a scope, which this thread is in while the graph's calls inside are recorded; return it."""
+    """Enter a scope on this thread, in which the graph's calls inside are recorded; return it."""
     scope.__enter__()
     interpreter.scopes.append(scope)
     return scope
@@ -63,7 +63,7 @@ def _exit(interpreter: Interpreter, scope: Any) -> None:
 
 
 def _checkpoint(interpreter: Interpreter, body: GraphModule, *args: Any, **options: Any) -> Any:
-    """Return the body inlined, its calls tagged: the backward recomputes what they make."""
+    """Return the body inlined, its calls tagged: the backward recomputes their results."""
     trace = interpreter.trace
     with trace.set_tags(trace.tags | {Tag.RECOMPUTE}):
         return interpreter.inline(body, args)
@@ -120,8 +120,8 @@ def _register_hook(interpreter: Interpreter, x: TensorProxy, hook: GraphModule, 
 
 
 def _hook_result(gradient: TensorProxy, result: TensorProxy | None) -> TensorProxy:
-    """Return a gradient after a hook: None leaves it as it is. Raises Unsupported for one that autograd does not
-    accept."""
+    """Return a gradient after a hook: None leaves it unchanged. Raises Unsupported for one that autograd
+    rejects."""
     if result is None:
         return gradient
     alike = (result.ndim, result.dtype, result.device) == (gradient.ndim, gradient.dtype, gradient.device)

@@ -1,4 +1,4 @@
-"""Calls of a graph that read a tensor's metadata alone, and arguments whose numbers are tensors."""
+"""Calls of a graph that only read a tensor's metadata, and arguments whose numbers are tensors."""
 
 import operator
 from collections.abc import Callable
@@ -16,24 +16,24 @@ from forge.ir import NUMBER_TYPES, TensorProxy
 from forge.ir.pytree import tensors
 from forge.torch_internals.dynamo import numpy_to_tensor_wrapper
 
-# methods that ask for a tensor's metadata, of which the second ones a proxy does not have
+# methods that query a tensor's metadata; proxies do not have the second set
 _OF_SHAPES = frozenset("dim element_size numel size".split())
 _OF_MEMORY = frozenset("get_device is_contiguous storage_offset stride".split())
 
 _NUMBERS = frozenset((bool, int, float, complex))
 
-# methods whose sizes are the shape that they give
+# methods whose size arguments are the shape of the result
 _SIZED = frozenset("expand new_empty new_ones new_zeros reshape view".split())
 _STRIDED = frozenset(("as_strided", torch.as_strided))
 
-# types that make a tensor of a size or of numbers, as functions did before torch.tensor
+# types that construct a tensor from a size or from numbers, as functions did before torch.tensor
 _TYPES = frozenset(
     getattr(torch, f"{kind}Tensor")
     for kind in ("", *"BFloat16 Bool Byte Char Double Float Half Int Long Short".split())
 )
-_SHORT = 64  # elements of a tensor that a program has as numbers
+_SHORT = 64  # elements of a tensor that a program represents as numbers
 
-# queries of a shape in lowered graphs, whose results are expressions of the lengths that the program has
+# queries of a shape in lowered graphs, whose results are expressions of the program's sizes
 _LENGTHS = frozenset(
     getattr(packet, overload)
     for name in ("size", "stride", "numel", "storage_offset")
@@ -64,15 +64,15 @@ def read_metadata(
 
 
 def _of_constants(node: Node) -> bool:
-    """Return whether Dynamo knows the numbers in all tensors that a call is given."""
+    """Return whether Dynamo knows the numbers in all tensor operands of a call."""
     return all(known_constant(each.meta.get("example_value")) is not None for each in node.all_input_nodes)
 
 
 def normalize(
     numbers: RuntimeNumbers, node: Node, target: Callable | str, args: tuple, kwargs: dict, operands: list[Pair]
 ) -> tuple[Any, tuple, dict]:
-    """Return the function and arguments of a call: the getter of an attribute, torch.tensor or torch.empty for a type
-    that is called, numbers in place of tensors in sizes and strides."""
+    """Return the function and arguments of a call: the getter of an attribute, torch.tensor or torch.empty for a
+    call of a type, numbers in place of tensors in sizes and strides."""
     example: Any = node.meta.get("example_value")
     constant = known_constant(example)
     if constant is not None and torchlang.find(target) is None:  # of NumPy, which Dynamo runs on tensors
@@ -84,19 +84,19 @@ def normalize(
     if target in _TYPES and not (args and isinstance(args[0], TensorProxy)):
         target, args, kwargs = _constructor(node, args, example)
     if target in _SIZED and tensors(args[1:]) and all(isinstance(size, int) for size in example.shape):
-        args = (args[0], *example.shape)  # a size in a 0-d tensor, as torch.div of sizes gives
+        args = (args[0], *example.shape)  # a size in a 0-d tensor, such as torch.div of sizes
     if target in _STRIDED and tensors([args[1:], kwargs]):
         args, kwargs = _as_strided_args(example, *args, **kwargs)
     return target, *numbers.read_numbers(operands, target, args, kwargs)
 
 
 def _is_short(example: Any) -> bool:
-    """Return whether a value is a tensor of few elements, which a program may have as numbers."""
+    """Return whether a value is a tensor of few elements, which a program may represent as numbers."""
     return isinstance(example, torch.Tensor) and isinstance(example.numel(), int) and example.numel() <= _SHORT
 
 
 def _constructor(node: Node, args: tuple, example: torch.Tensor) -> tuple[Any, tuple, dict]:
-    """Return the function and arguments that make what torch.Tensor and the like make of a size or of numbers."""
+    """Return the function and arguments equivalent to a call of torch.Tensor and the like with a size or numbers."""
     how = {"dtype": example.dtype, "device": example.device}
     first = node.args[0] if node.args else None
     first = first.meta.get("example_value") if isinstance(first, Node) else first
@@ -114,7 +114,7 @@ def _getter(args: tuple) -> tuple[Any, tuple]:
 
 
 def _as_strided_args(example: torch.Tensor, input: Any, size: Any, stride: Any, storage_offset: Any = None) -> tuple:
-    """Return the arguments of as_strided with the numbers that it was given as 0-d tensors."""
+    """Return the arguments of as_strided with numbers in place of 0-d tensors."""
     return (input, tuple(example.shape), tuple(example.stride())), {"storage_offset": storage_offset}
 
 

@@ -20,8 +20,8 @@ def value_and_gradients(
 ) -> tuple[Any, list[Any]]:
     """Return (the result of function(*args, **kwargs), the gradients of the arguments at `positions`), traced.
 
-    scalar: the value to differentiate, of the function's result. Raises NotImplementedError where the function mutates
-    its arguments, or a call has no gradient rule.
+    scalar: selects the value to differentiate from the function's result. Raises NotImplementedError if the function
+    mutates its arguments, or a call has no gradient rule.
     """
     outer = current_trace()
     trace = Trace("computation", stage="recorded")
@@ -49,7 +49,7 @@ def value_and_gradients(
 
 
 def _stand_ins(tree: Any, outer: Trace, trace: Trace, bindings: dict[str, TensorProxy]) -> Any:
-    """Return the arguments as inputs of the inner trace; `bindings` says what each stands for."""
+    """Return the arguments as inputs of the inner trace; `bindings` maps each to its outer value."""
 
     def make(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Numbers that are known when a program runs: read from tensors, and checked as soon as they are."""
+"""Numbers that are known only at run time: read from tensors, and checked as soon as they are known."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _SIZE = torch.ops.aten.sym_size.int
 
 
 class RuntimeNumbers:
-    """The numbers of a graph that its program reads from tensors, and the checks of what is read.
+    """The numbers of a graph that its program reads from tensors, and the checks of these numbers.
 
     env: the values of the graph's nodes. read: the names of the numbers read so far in the trace.
     """
@@ -37,17 +37,17 @@ class RuntimeNumbers:
         self._graph_numbers = GraphNumbers()
 
     def item(self, x: TensorProxy, example: Any) -> Any:
-        """Return the number in a 0-d tensor, whose reading is recorded where it is a symbol."""
+        """Return the number in a 0-d tensor; its read is recorded if it is a symbol."""
         if not isinstance(example, SYMBOLIC_TYPES):
             return example
         self._record(prims.item, (self._trace.memory.read(x),), example)
         return example
 
     def _record(self, symbol: Symbol, args: tuple, value: Any) -> None:
-        """Record the reading of a number that is known when the program runs."""
+        """Record the read of a number that is known only at run time."""
         (symbol_of,) = raw_expression(
             value.node
-        ).free_symbols  # whatever Dynamo has learnt of it; a bool is one that is 1
+        ).free_symbols  # without Dynamo's simplifications; a bool is one that is 1
         number = NumberProxy(str(symbol_of), value)
         if number.name not in self.read:
             self.read.add(number.name)
@@ -56,7 +56,7 @@ class RuntimeNumbers:
             self.add_checks()
 
     def add_checks(self) -> None:
-        """Record the checks that the program can make by now: before what is computed of their numbers."""
+        """Record the checks that the program can already make, before it computes on their numbers."""
         for node in list(self.checks):
             if all(map(self._is_known, node.all_input_nodes)):
                 self.add_check(node)
@@ -82,19 +82,19 @@ class RuntimeNumbers:
         return self._env[value] if isinstance(value, Node) and value in self._env else self._graph_numbers.number(value)
 
     def _has_acted(self) -> bool:
-        """Return whether the program has done by now what it may not do again."""
+        """Return whether the program already has side effects that it may not repeat."""
         calls = (bound for bound in self._trace.bound_symbols if bound.symbol is not prims.require)
         return any(not _ACTS.isdisjoint(bound.all_tags) for bound in calls)
 
     def read_lengths(self, output: Any, example: Any) -> None:
-        """Record what values decide of how long the results of a call are: numbers that the results tell."""
+        """Record the data-dependent sizes of a call's results: numbers that the results define."""
         for proxy, fake in zip(leaves(output), leaves(example), strict=True):
             for dim, count in enumerate(fake.shape if isinstance(fake, torch.Tensor) else ()):
                 if _is_read(count):
                     self._record(prims.length, (proxy, dim), count)
 
     def must_know_lengths(self, name: str, example: Any) -> None:
-        """Raise Unsupported for results that are as long as values decide that nothing tells."""
+        """Raise Unsupported for results with data-dependent sizes that no result defines."""
         if not self._trace.names.issuperset(map(str, free_unbacked_symbols(fake_tensors(example)))):
             raise Unsupported(
                 f"how long the result of {name} is depends on the values that it is given",
@@ -102,7 +102,7 @@ class RuntimeNumbers:
             )
 
     def read_numbers(self, operands: list[Pair], target: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Return the arguments of a call with a number where torch reads one from a 0-d tensor."""
+        """Return the arguments of a call with a number wherever torch reads one from a 0-d tensor."""
         numbers = {handle.name: number for handle, number in [*_constants(operands), *_items(operands)]}
         if not numbers:
             return args, kwargs
@@ -113,7 +113,7 @@ class RuntimeNumbers:
         return parameters.read_numbers(target, args, kwargs, read)
 
     def read_offset(self, operands: list[Pair], example: Any) -> None:
-        """Record the reading of a value's offset in memory where that is an index in a 0-d tensor."""
+        """Record the read of a value's storage offset if that is an index in a 0-d tensor."""
         offset = example.storage_offset() if isinstance(example, torch.Tensor) else 0
         if isinstance(offset, torch.SymInt):
             symbols = set(map(str, offset.node.expr.free_symbols)) - set(self._trace.names)
@@ -123,26 +123,26 @@ class RuntimeNumbers:
 
 
 def _items(operands: list[Pair]) -> list[tuple[Any, torch.SymInt]]:
-    """Return the 0-d tensors in which Dynamo read an integer, and these."""
+    """Return the 0-d tensors from which Dynamo read an integer, and the integers."""
     memos = [(handle, getattr(fake, "item_memo", None)) for handle, fake in operands]
     return [(handle, number) for handle, number in memos if isinstance(number, torch.SymInt)]
 
 
 def known_constant(fake: Any) -> Any:
-    """Return the number of a 0-d tensor that Dynamo knows, of one in the source or NumPy's; None for any other, and
-    where it is changed: of the values that it had, Dynamo keeps the last."""
+    """Return the number of a 0-d tensor that Dynamo knows, a literal or NumPy's; None for any other, and
+    if it is mutated: of the values that it had, Dynamo keeps the last."""
     constant = getattr(fake, "constant", None)
     return None if constant is None or constant.ndim or version_of(fake) else constant.item()
 
 
 def _constants(operands: list[Pair]) -> list[tuple[Any, Any]]:
-    """Return the 0-d tensors whose numbers Dynamo knows, and these."""
+    """Return the 0-d tensors whose numbers Dynamo knows, and the numbers."""
     constants = [(handle, known_constant(fake)) for handle, fake in operands]
     return [(handle, number) for handle, number in constants if number is not None]
 
 
 def _is_read(length: Any) -> bool:
-    """Return whether a length is a symbol of what values decide, whatever Dynamo has learnt of it."""
+    """Return whether a size is a data-dependent symbol, before Dynamo's simplifications."""
     expression = raw_expression(length.node) if isinstance(length, torch.SymInt) else None
     return isinstance(expression, sympy.Symbol) and symbol_is_type(expression, SymT.UNBACKED_INT)
 
@@ -156,7 +156,7 @@ class GraphNumbers:
         self._numbers: dict[Node, Any] = {}
 
     def number(self, node: Any) -> Any:
-        """Return the number of a node, of symbols of which nothing is known; anything but a number as it is."""
+        """Return the number of a node, of symbols without assumptions; a value that is not a number as it is."""
         example = node.meta.get("example_value") if isinstance(node, Node) else None
         if not isinstance(example, NUMBER_TYPES):
             return node if example is None else example
@@ -167,7 +167,7 @@ class GraphNumbers:
     def _compute(self, node: Node, example: Any) -> Any:
         if computes_number(node) and callable(node.target):
             return node.target(*torch.fx.map_arg(node.args, self.number))
-        if node.target is _SIZE:  # before torch 2.13, its example is an integer where that is what Dynamo has learnt
+        if node.target is _SIZE:  # before torch 2.13, its example may be a specialized integer
             tensor, dim = node.all_input_nodes[0], node.args[1]
             example = tensor.meta["example_value"].size(dim)
         if not isinstance(example, SYMBOLIC_TYPES):

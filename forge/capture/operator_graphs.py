@@ -1,7 +1,7 @@
 """A function of tensors as two graphs of operators: those that torch runs for it, and those for its gradient.
 
-They are found without data, by make_fx, and take the function's place in a graph as a torch.autograd.Function does. All
-of them are calls of the program: nothing runs twice, and the backward reads what the forward drew.
+They are found without data, by make_fx, and replace the function in a graph as a torch.autograd.Function does. All
+of them are calls of the program: nothing runs twice, and the backward reads the forward's random draws.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +26,9 @@ from forge.torchlang.opaque import track
 
 
 class OperatorGraphs(NamedTuple):
-    """The graphs of a function: forward(*args) gives its results and what the backward reads, backward(*gradients,
-    *residuals) the gradients of the arguments, None for one that has none. constant: positions of the results that have
-    no gradient."""
+    """The graphs of a function: forward(*args) returns its results and the backward's residuals, backward(*gradients,
+    *residuals) the gradients of the arguments, None for one that has none. constant: positions of the results without
+    a gradient."""
 
     forward: GraphModule
     backward: GraphModule
@@ -36,8 +36,8 @@ class OperatorGraphs(NamedTuple):
 
 
 def operator_graphs(function: Callable, args: Sequence[Any]) -> OperatorGraphs | None:
-    """Return the graphs of a function of fake tensors, each with a gradient where it requires one; None where torch
-    does not say without data what it runs, or where that is unknown to torchlang."""
+    """Return the graphs of a function of fake tensors, each with a gradient if it requires one; None if its operators
+    depend on data, or if one is unknown to torchlang."""
     targets = [i for i, each in enumerate(args) if each.requires_grad]
     plain = [each.detach() for each in args]
     with _tracing(args):
@@ -82,7 +82,7 @@ def _results(function: Callable, args: Sequence[Any], targets: Sequence[int]) ->
 
 class _Joint:
     """A function's results and then the gradients of its `targets` arguments, as a function of the arguments and of the
-    gradients of the results at `flowing`. The arguments are first: a graph reads a length from the first that has it.
+    gradients of the results at `flowing`. The arguments are first: a graph reads a size from the first that has it.
     """
 
     def __init__(self, function: Callable, targets: Sequence[int], flowing: Sequence[int]) -> None:
@@ -101,7 +101,7 @@ class _Joint:
 
 
 def _is_known(node: Node) -> bool:
-    """Return whether torchlang knows what a node calls, or takes it as one of torch's operators."""
+    """Return whether torchlang knows a node's function, or records it as one of torch's operators."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return True
     return torchlang.find(node.target) is not None or operator_symbol(node.target) is not None

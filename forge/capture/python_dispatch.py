@@ -1,8 +1,9 @@
-"""Tensors and modes whose operators are not their kernels: subclasses with __torch_dispatch__, fake and functional
+"""Tensors and modes whose operators are not just their kernels: subclasses with __torch_dispatch__, fake and functional
 tensors, dispatch modes.
 
-A fused region's code and a kernel read memory by its address, which such a tensor does not have, and no mode sees what
-they do. A program that is given such a tensor runs by torch's own functions, and a call under a mode runs in eager.
+A fused region's code and a kernel read memory by its address, which such a tensor does not have, and modes do not see
+their work. A program with such a tensor among its inputs runs by torch's own functions, and a call under a mode runs in
+eager.
 """
 
 from typing import Any
@@ -29,7 +30,7 @@ count_modes = len_torch_dispatch_stack
 
 
 def is_dispatched(x: Any) -> bool:
-    """Return whether a tensor's operators are more than its kernels."""
+    """Return whether a tensor's operators are more than their kernels."""
     if not isinstance(x, torch.Tensor):
         return False
     keys = dispatch_keys(x)
@@ -37,7 +38,7 @@ def is_dispatched(x: Any) -> bool:
 
 
 def find_dispatched_value(graph: GraphModule) -> tuple[Node, str] | None:
-    """Return the first value of a Dynamo graph whose operators are more than its kernels, and what it is."""
+    """Return the first value of a Dynamo graph whose operators are more than their kernels, and its description."""
     for node in graph.graph.nodes:
         is_one = is_dispatched if node.op == "placeholder" else is_traceable_wrapper_subclass
         for value in leaves(_example(node)):
@@ -57,7 +58,7 @@ def _example(node: Node) -> Any:
 
 
 def mode_around() -> str | None:
-    """Return the class of an active dispatch mode that is to see the operators of compiled programs, too. None where
+    """Return the class of an active dispatch mode that must see the operators of compiled programs, too. None if
     there is none, and while make_fx traces: the calls are part of its graph."""
     if get_dispatch_mode(_TRACES) is not None:
         return None

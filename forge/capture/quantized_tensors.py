@@ -1,9 +1,9 @@
-"""Linear layers whose weights are quantized tensors of torchao become calls of forge's operators on what is inside.
+"""Linear layers whose weights are torchao's quantized tensors become calls of forge's operators on their parts.
 
-torchao's tensors are subclasses: a weight of 8 bits and its scales, which dispatch in Python. Here such an input of
+torchao's tensors are subclasses: a weight of 8 bits and its scales, which dispatch in Python. Such an input of
 Dynamo's graph becomes two inputs, and torch.nn.functional.linear becomes linear_int8 or linear_fp8. Dynamo guards the
-class and the other attributes of the subclass. What the graph does otherwise with such a tensor, and quantized
-activations, leave the tensor as it is: the graph runs by torch's own functions, which call torchao.
+class and the other attributes of the subclass. With other uses of such a tensor in the graph, and with quantized
+activations, the tensor stays as it is: the graph runs by torch's own functions, which call torchao.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from forge.torchlang.nn.quantized import OPERATORS
 
 _OPERATORS = {"Int8Tensor": "linear_int8", "Float8Tensor": "linear_fp8"}  # by torchao's classes
 _PARTS = ("qdata", "scale")
-_ATTRIBUTES = ("act_quant_kwargs", "act_pre_scale")  # what happens to the input of a linear layer first
+_ATTRIBUTES = ("act_quant_kwargs", "act_pre_scale")  # preprocessing of a linear layer's input
 
 
 class _Linear(NamedTuple):
@@ -31,9 +31,9 @@ class _Linear(NamedTuple):
 
 
 def to_plain_graph(graph: GraphModule) -> LocalGraph | None:
-    """Return the graph with the parts of quantized weights as inputs, None where it has no such weights."""
+    """Return the graph with the parts of quantized weights as inputs, None if it has no such weights."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return None  # torchao's function decides what is cast
+        return None  # torchao's function decides the conversions
     inputs = graph.graph.find_nodes(op="placeholder")
     operators = {node: name for node in inputs if (name := _operator_of(node)) is not None}
     if not operators:
@@ -60,7 +60,7 @@ def to_plain_graph(graph: GraphModule) -> LocalGraph | None:
 
 
 def _operator_of(node: Node) -> str | None:
-    """Return the operator that takes the place of linear for an input, None for one that stays."""
+    """Return the operator that replaces linear for an input, None for one that stays."""
     value: Any = node.meta.get("example_value")
     name = _OPERATORS.get(type(value).__name__)
     if name is None or not type(value).__module__.startswith("torchao.") or value.requires_grad:
@@ -92,7 +92,7 @@ def _part(graph: Graph, node: Node, name: str) -> Node:
 
 
 def _per_row(graph: Graph, scale: Node, weight: Node) -> Node:
-    """Return the scales of a weight's rows: one for all of them is expanded."""
+    """Return the scales of a weight's rows: a single one is expanded."""
     value, rows = scale.meta["example_value"], weight.meta["example_value"].shape[0]
     if value.shape[0] == rows:
         return scale
@@ -102,7 +102,7 @@ def _per_row(graph: Graph, scale: Node, weight: Node) -> Node:
 
 
 def _unpacking(quantized: list[bool]) -> Callable[[Callable], Callable]:
-    """Return a function that makes a call on torchao's tensors of one on their parts."""
+    """Return a wrapper that passes the parts of torchao's tensors to a call."""
 
     def wrap(call: Callable) -> Callable:
         def of_tensors(*inputs: Any) -> Any:
