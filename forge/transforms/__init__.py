@@ -1,4 +1,4 @@
-"""Transforms: functions from traces to traces, one algorithm a file."""
+"""Transforms: functions from traces to traces, one algorithm per file."""
 
 from forge.support.deprecation import renamed_attributes
 from forge.transforms.attention_blocks import attention_blocks

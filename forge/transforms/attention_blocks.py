@@ -1,9 +1,9 @@
-"""Attention whose mask hides all but a band of positions is computed block by block, if the mask depends on an input.
+"""Blockwise attention for masks that depend on an input and hide all but a band of positions.
 
     attention(q, k, v, band & padding)
 
-is, for each block of queries, attention to the keys that the band can let it see: its own, and as many before and after
-it as the band is wide. Blocks are batches, so torch's kernels run them as they are, with the mask's part of each block.
+becomes, for each block of queries, attention to the keys within its band: its own, and as many before and after
+it as the band is wide. Blocks are batches, so torch's kernels run them unchanged, with each block's part of the mask.
 Masks of a band alone are left to forge/transforms/attention_masks.py.
 """
 
@@ -25,15 +25,15 @@ BLOCKS = (128, 256, 512)  # queries; torch's kernels compute 128 at once
 STEP = 64  # keys that kernels compute at once
 _HALVES = (torch.bfloat16, torch.float16)
 
-# Keys and values are copied, each into the blocks that see it, and so are their gradients, back. On an H100:
-_RATE = 2.4e14  # operations a second, of attention with a mask
-_BANDWIDTH = 2e12  # bytes a second
+# Keys and values are copied into each block that sees them, and their gradients back. On an H100:
+_RATE = 2.4e14  # operations per second, of attention with a mask
+_BANDWIDTH = 2e12  # bytes per second
 _LAUNCHES = 30e-6  # seconds, of the copies
-_TIMES_OF_FORWARD = 3.5  # operations of a forward and its backward
+_TIMES_OF_FORWARD = 3.5  # the operations of a forward and its backward, relative to the forward's
 
 
 class Blocks(NamedTuple):
-    """Blocks of `size` queries, and how many keys before and after them each of their own can see."""
+    """Blocks of `size` queries, with the number of keys before and after them that their queries can see."""
 
     size: int
     before: int
@@ -60,7 +60,7 @@ def attention_blocks(
     sizes: Sequence[int] = BLOCKS,
     step: int = STEP,
 ) -> Trace:
-    """Return the trace with attention calls in blocks, where their masks hide all but a band.
+    """Return the trace with attention calls in blocks, if their masks hide all but a band.
 
     Args:
         trace: The program.
@@ -91,7 +91,7 @@ def attention_blocks(
 
 
 def _best(arguments: dict[str, Any], reach: tuple[int, int], sizes: Sequence[int], step: int) -> Blocks | None:
-    """Return the blocks that see the fewest keys, the largest of these."""
+    """Return the blocks that see the fewest keys, and the largest of these."""
     fitting = blocks_of(arguments["query"].shape[-2], *reach, sizes, step)
     return min(fitting, key=lambda blocks: (blocks.keys, -blocks.size), default=None)
 
@@ -110,7 +110,7 @@ def _is_candidate(arguments: dict[str, Any], device: str) -> bool:
 
 
 def blocks_of(length: int, left: int, right: int, sizes: Sequence[int] = BLOCKS, step: int = STEP) -> Iterator[Blocks]:
-    """Yield the blocks into which queries are divided without a rest."""
+    """Yield the blocks that divide queries evenly."""
     before, after = (-(-side // step) * step for side in (left, right))
     for size in sizes:
         if length % size == 0 and max(before, after) <= length - size:
@@ -118,7 +118,7 @@ def blocks_of(length: int, left: int, right: int, sizes: Sequence[int] = BLOCKS,
 
 
 def is_profitable(arguments: dict[str, Any], blocks: Blocks) -> bool:
-    """Return whether blocks gain more than twice what their copies cost, in a forward and its backward."""
+    """Return whether blocks save more than twice the cost of their copies, in a forward and its backward."""
     query, key, value = (arguments[name] for name in ("query", "key", "value"))
     if query.dtype not in _HALVES:
         return False
@@ -133,8 +133,8 @@ def is_profitable(arguments: dict[str, Any], blocks: Blocks) -> bool:
 def _reaches(
     trace: Trace, masks: dict[str, TensorProxy], run: Callable[[Trace], tuple[torch.Tensor, ...]]
 ) -> dict[str, tuple[int, int]]:
-    """Return how far before and after its own position a query can see, for each mask with an operand that depends on
-    no input and hides all beyond. A mask that depends on none itself is left out."""
+    """Return how far before and after its own position a query can see, for each mask with an input-independent
+    operand that hides everything beyond. A mask that is itself input-independent is left out."""
     calls = independent_calls(trace)
     fixed = {name for bound in calls for name in bound.outputs} | trace.constants.keys()
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
@@ -153,7 +153,7 @@ def _reaches(
 
 
 def _fixed_operands(mask: TensorProxy, makers: dict[str, BoundSymbol], fixed: set[str]) -> list[TensorProxy]:
-    """Return operands that depend on no input, of which a mask is the conjunction with others."""
+    """Return input-independent operands of the conjunction that forms a mask."""
     if mask.name in fixed:
         return [mask] if mask.ndim >= 2 else []
     maker = makers.get(mask.name)
@@ -174,7 +174,7 @@ def _fixed_operands(mask: TensorProxy, makers: dict[str, BoundSymbol], fixed: se
 
 
 def find_reach(mask: torch.Tensor) -> tuple[int, int]:
-    """Return how many positions before and after its own a query sees at most."""
+    """Return the number of positions before and after its own that a query sees at most."""
     visible = mask.reshape(-1, *mask.shape[-2:]).any(0) if mask.ndim > 2 else mask
     rows = visible.any(-1)
     if not bool(rows.any()):
@@ -225,7 +225,7 @@ def _as_batches(x: TensorProxy) -> TensorProxy:
 
 
 def _with_neighbours(x: TensorProxy, blocks: Blocks) -> TensorProxy:
-    """Record each block with the positions before and after it, which are 0 beyond the ends."""
+    """Record each block with the positions before and after it, zeros beyond the ends."""
     parts = []
     for shift in range(-blocks.before // blocks.size, -(-blocks.after // blocks.size) + 1):
         start = max(0, -blocks.before - shift * blocks.size)
@@ -236,7 +236,7 @@ def _with_neighbours(x: TensorProxy, blocks: Blocks) -> TensorProxy:
 
 
 def _shifted(x: TensorProxy, shift: int) -> TensorProxy:
-    """Record blocks such that block i has what block i + shift had."""
+    """Record blocks such that block i has the contents of block i + shift."""
     if not shift:
         return x
     length = x.shape[2] - abs(shift)
@@ -245,7 +245,7 @@ def _shifted(x: TensorProxy, shift: int) -> TensorProxy:
 
 
 def _mask_of_blocks(mask: TensorProxy, batch: int, blocks: Blocks) -> TensorProxy:
-    """Record the part of a mask that is each block's: (batch * blocks, heads or 1, queries, keys)."""
+    """Record each block's part of a mask: (batch * blocks, heads or 1, queries, keys)."""
     length, device = mask.shape[-1], mask.device
     count = length // blocks.size
     rows = torchlang.reshape(torchlang.arange(length, device=device), (count, blocks.size, 1))

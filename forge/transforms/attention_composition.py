@@ -1,9 +1,9 @@
-"""Attention that torch would compose is composed of forge's own calls, whose regions fuse what is between the products.
+"""Attention that torch would compose is decomposed into forge's calls, whose regions fuse the ops between the products.
 
-torch has no kernel for a mask that needs a gradient, for dropout on a CPU, or where torch.nn.attention.sdpa_kernel
-allows none. Each operation of its composition writes all scores to memory, and so does each of their gradients'. Heads
-that are views of what a projection gives are copied by torch's products, in the forward and again in the backward: here
-they are laid out once.
+torch has no kernel for a mask that needs a gradient, for dropout on a CPU, or if torch.nn.attention.sdpa_kernel
+allows none. Each operation of its composition writes all scores to memory, and so does each gradient. Heads that are
+views of a projection are copied by torch's products, in the forward and again in the backward; here they are made
+contiguous once.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def compose_attention(
     has_no_kernel: Callable[[dict[str, Any], tuple[bool, ...]], bool],
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
-    """Return the trace with attention calls decomposed, where torch composes them.
+    """Return the trace with attention calls decomposed, if torch composes them.
 
     Args:
         trace: The program.

@@ -1,8 +1,8 @@
-"""Attention masks that depend on no input are looked at: a causal one becomes is_causal, one that hides nothing goes,
-and a band of positions becomes the window of window_attention where an executor takes that.
+"""Attention masks that depend on no input are evaluated: a causal one becomes is_causal, one that hides nothing is
+dropped, and a band of positions becomes the window of window_attention if an executor accepts that.
 
-Models make masks from lengths alone while they are traced (transformers leaves its check of a mask's values out then),
-and torch's fastest attention kernels take none.
+Models build masks from sizes alone while they are traced (transformers then skips its check of a mask's values), and
+torch's fastest attention kernels take none.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ ATTENTION = torchlang.scaled_dot_product_attention
 
 
 class Band(NamedTuple):
-    """The keys that take part for query i: from i - left to i + right; None: all on that side."""
+    """The keys visible to query i: from i - left to i + right; None: all on that side."""
 
     left: int | None
     right: int | None
@@ -35,14 +35,14 @@ def attention_masks(
     takes: Callable[[BoundSymbol], bool] = lambda bound: False,
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
-    """Return the trace with attention calls that need no mask given none.
+    """Return the trace without the masks of attention calls that do not need them.
 
     Calls with dropout keep theirs: another kernel of torch's draws other values.
 
     Args:
         trace: The program.
         run: Computes the masks.
-        takes: Returns whether an executor runs a call of window_attention; one with a mask runs in its place otherwise.
+        takes: Returns whether an executor accepts a call of window_attention; otherwise the call with a mask stays.
         in_torch: Returns whether an attention call runs as torch runs it.
     """
     calls = {
@@ -69,7 +69,7 @@ def attention_masks(
 def _has_plain_mask(arguments: dict[str, Any]) -> bool:
     if arguments["attn_mask"] is None or arguments["dropout_p"] or arguments["is_causal"]:
         return False
-    # kernels that are told hide scores before they scale them, where -inf times such a scale hides nothing
+    # without a mask, kernels hide scores before they scale them, where -inf times such a scale hides nothing
     return arguments["scale"] is None or (isinstance(arguments["scale"], (int, float)) and arguments["scale"] > 0)
 
 
@@ -87,11 +87,11 @@ def _bands(trace: Trace, masks: dict[str, Any], run: Callable[[Trace], tuple[tor
 
 
 def find_band(mask: torch.Tensor) -> Band | None:
-    """Return the band of positions that take part by a mask, which is the same in each batch and head; None where it is
-    no band, or hides a query's own position.
+    """Return the band of positions that a mask leaves visible, equal in all batches and heads; None if it is not
+    a band, or hides a query's own position.
 
-    A position is hidden by False or, in a mask that is added, by -inf or the lowest number of its dtype: each query
-    sees its own position, beside which the weight of one so much lower is 0.
+    A position is hidden by False or, in an additive mask, by -inf or the lowest number of its dtype: each query sees
+    its own position, relative to which the weight of one so much lower is 0.
     """
     mask = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride()[:-2])]
     taking_part = mask if mask.dtype == torch.bool else mask == 0
@@ -119,7 +119,7 @@ def _without_mask(
     takes: Callable[[BoundSymbol], bool],
     in_torch: Callable[[BoundSymbol], bool],
 ) -> TensorProxy | None:
-    """Record attention without the mask; None where it stays."""
+    """Record attention without the mask; None if the mask is needed."""
     if not _has_plain_mask(arguments) or arguments["attn_mask"].name not in bands:
         return None
     band = bands[arguments["attn_mask"].name]

@@ -1,7 +1,7 @@
-"""Reads by indices that are known to be within bounds are marked (Tag.IN_BOUNDS): a region on a CPU may have them.
+"""Reads whose indices are known to be within bounds are marked (Tag.IN_BOUNDS), so that CPU regions may contain them.
 
-torch raises where an index is out of bounds, and the loops of a region end the process. Positions that a model clamps,
-buckets of distances, the places of the largest values and constants are within bounds whatever a program is given.
+torch raises if an index is out of bounds, and a region's loops would end the process. Clamped positions, buckets of
+distances, indices of the largest values and constants are within bounds for all inputs.
 
 Source: the value ranges of torch._inductor.bounds, by which Inductor omits its own checks.
 """
@@ -18,8 +18,8 @@ from forge.prims.core import statically_true
 from forge.transforms.makers import Makers, innermost
 
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-_PLACES = _INTEGERS - {torch.bool, torch.uint8}  # of indices that are no masks
-_READS = frozenset(  # others have loops in Inductor that are not those of what they consist of
+_PLACES = _INTEGERS - {torch.bool, torch.uint8}  # of indices that are not masks
+_READS = frozenset(  # Inductor lowers the others otherwise than their decompositions
     {
         torchlang.aten_index,
         torchlang.embedding,
@@ -34,7 +34,7 @@ _IN_BOUNDS = frozenset({Tag.IN_BOUNDS})
 
 
 class Interval(NamedTuple):
-    """The least and the largest value of a tensor of integers; None where it is not known."""
+    """The least and the greatest value of an integer tensor; None if unknown."""
 
     low: Dim | None = None
     high: Dim | None = None
@@ -50,9 +50,9 @@ _UNKNOWN = Interval()
 
 
 def mark_bounded(trace: Trace, folded: Collection[str] = ()) -> Trace:
-    """Return the trace with its reads on a CPU marked whose indices are within bounds; itself where there are none.
+    """Return the trace with its CPU reads marked whose indices are within bounds; unchanged if there are none.
 
-    folded: the names of constants that nobody can write to.
+    folded: the names of constants that nothing can write to.
     """
     intervals = _Intervals(trace, folded)
     new = trace.derive("mark_bounded", [])
@@ -65,11 +65,11 @@ def mark_bounded(trace: Trace, folded: Collection[str] = ()) -> Trace:
 
 
 def _marked(bound: BoundSymbol) -> BoundSymbol:
-    """Return a call that is marked, with what it consists of."""
+    """Return a call that is marked, with its decomposition."""
     return bound.replace(tags=bound.tags | _IN_BOUNDS, subsymbols=[_marked(sub) for sub in bound.subsymbols])
 
 
-_Index = tuple[TensorProxy, Dim, Dim]  # an index, the length of the dim along which it reads, and the least it may be
+_Index = tuple[TensorProxy, Dim, Dim]  # an index, the size of the dim along which it reads, and its least allowed value
 
 
 def _of_index(x: TensorProxy, indices: tuple[TensorProxy | None, ...]) -> Iterable[_Index]:
@@ -92,7 +92,7 @@ _INDICES: dict[Symbol, Callable[..., Iterable[_Index]]] = {
 
 
 class _Intervals:
-    """The intervals of the values of a trace, which are found when they are asked for."""
+    """The intervals of the values of a trace, computed on demand."""
 
     def __init__(self, trace: Trace, folded: Collection[str]) -> None:
         self._makers = Makers(trace)
@@ -108,10 +108,10 @@ class _Intervals:
         return self._by_name[value.name]
 
     def are_within(self, bound: BoundSymbol) -> bool:
-        """Return whether a call on a CPU reads by indices, and by none that may be out of bounds."""
+        """Return whether a call on a CPU reads by indices, and all of them are within bounds."""
         if bound.symbol not in _READS or bound.output.device.type != "cpu":
             return False
-        self.made_by(bound.output)  # what the call makes inside is known from here on
+        self.made_by(bound.output)  # this makes values inside the call known
         reads = [
             read for call in innermost(bound) if call.symbol in _INDICES for read in _INDICES[call.symbol](*call.args)
         ]
@@ -120,7 +120,7 @@ class _Intervals:
         )
 
     def made_by(self, value: Any) -> BoundSymbol | None:
-        """Return the prim that makes a value of the program."""
+        """Return the prim that computes a value of the program."""
         return self._makers.prim(value.name) if isinstance(value, TensorProxy) else None
 
     def _find(self, value: TensorProxy) -> Interval:
@@ -142,7 +142,7 @@ def _of_constant(constant: torch.Tensor) -> Interval:
 
 
 def _least(a: Dim | None, b: Dim | None) -> Dim | None:
-    """Return the smaller one of two bounds, where it is known which one is."""
+    """Return the smaller of two bounds, if it is known which one that is."""
     if a is None or b is None:
         return None
     return a if statically_true(a <= b) else b if statically_true(b <= a) else None
@@ -178,7 +178,7 @@ def _of_first(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> I
 
 
 def _of_conversion(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    """Return the interval of integers that the new dtype has, too."""
+    """Return the interval of integers that the new dtype can represent, too."""
     interval, limits = intervals.of(call.args[0]), torch.iinfo(value.dtype) if value.dtype != torch.bool else None
     if limits is None:
         return Interval(0, 1)
@@ -190,8 +190,8 @@ def _of_cat(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Int
 
 
 def _of_where(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    """Return the interval of both choices; of the second one alone where the first is for numbers less than others, as
-    for places from the end, and there are none."""
+    """Return the interval of both choices; of the second one alone if the first applies to numbers less than a bound,
+    as for indices from the end, and there are none."""
     condition = intervals.made_by(call.args[0])
     if condition is not None and condition.symbol is prims.lt:
         a, b = map(intervals.of, condition.args[:2])
@@ -201,7 +201,7 @@ def _of_where(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> I
 
 
 def _of_maximum(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    """Return the interval of the larger ones: a lower bound of either is one of theirs."""
+    """Return the interval of the maximum: a lower bound of either is one of the result."""
     a, b = map(intervals.of, call.args[:2])
     lows = [each for each in (a.low, b.low) if each is not None]
     return Interval(_largest(lows[0], lows[-1]) if lows else None, _largest(a.high, b.high))
@@ -227,7 +227,7 @@ def _of_product(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) ->
     a, b = map(intervals.of, call.args[:2])
     if not all(isinstance(each, int) for each in (*a, *b)):
         return _UNKNOWN
-    ends = [one * other for one in a for other in b]  # type: ignore[operator]  # all are numbers
+    ends = [one * other for one in a for other in b]  # all are numbers
     return _without_overflow(min(ends), max(ends), value)
 
 
@@ -237,14 +237,14 @@ def _of_negation(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -
 
 
 def _of_remainder(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    """Return the interval of remainders by a positive number, which has their sign."""
+    """Return the interval of remainders by a positive number, whose sign they have."""
     divisor = intervals.of(call.args[1])
     is_number = isinstance(divisor.low, int) and divisor.high == divisor.low > 0
     return Interval(0, divisor.low - 1) if is_number and divisor.low is not None else _UNKNOWN
 
 
 def _of_places(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) -> Interval:
-    """Return the interval of places along a dim, which a call gives, beside values where it gives two tensors."""
+    """Return the interval of indices along a dim, the call's only result or its second one."""
     x, dim = call.args[0], call.args[2 if call.symbol is prims.topk else 1]
     if isinstance(call.output, (tuple, list)) and call.output[0].name == value.name:
         return intervals.of(x)
@@ -256,7 +256,7 @@ def _plus(a: Dim | None, b: Dim | None, sign: int = 1) -> Dim | None:
 
 
 def _without_overflow(low: Dim | None, high: Dim | None, value: TensorProxy) -> Interval:
-    """Return an interval; none where a value may be one that the dtype has not."""
+    """Return an interval; an unknown one if a value may be outside of the dtype's range."""
     limits = torch.iinfo(value.dtype) if value.dtype != torch.bool else None
     interval = Interval(low, high)
     return interval if limits is not None and interval.is_within(limits.min, limits.max) else _UNKNOWN

@@ -1,10 +1,10 @@
-"""Convolutions are given images whose channels lie beside each other in memory.
+"""Convolutions in channels-last memory format.
 
     conv2d(x, weight, ...) = conv2d(x.contiguous(memory_format=channels_last), weight.contiguous(...), ...)
 
-cuDNN computes those of half precision so, and oneDNN all: they convert images in another layout before each
-convolution, and its result after it. Calls that follow keep the layout of their inputs, so that few conversions remain.
-The caller's results have eager's strides.
+cuDNN computes half-precision convolutions in this format, and oneDNN all: they convert images of another layout before
+each convolution, and its result after it. Later calls preserve the layout of their inputs, so that few conversions
+remain. The caller's results have eager's strides.
 """
 
 import math
@@ -26,7 +26,7 @@ from forge.transforms.result_strides import StandIns, Strides, asks_for_strides,
 
 CONVOLUTIONS = frozenset({torchlang.conv2d, torchlang.conv_transpose2d})
 _IN_ONEDNN = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_FEWEST_CHANNELS = 32  # from which on a convolution runs on tensor cores as they are meant to
+_FEWEST_CHANNELS = 32  # the fewest for which a convolution uses tensor cores well
 
 
 def channels_last(
@@ -35,13 +35,13 @@ def channels_last(
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str | None = None,
 ) -> Trace:
-    """Return the trace with its convolutions in two dims computed in torch.channels_last, where that is worth it: on a
-    GPU, most of them have many channels, and none has groups of several channels; on a CPU, their images are larger
-    than the weights that change their layout at each call.
+    """Return the trace with its two-dimensional convolutions in torch.channels_last, if that pays: on a GPU, most of
+    them have many channels, and none has groups of several channels; on a CPU, their images are larger than the weights
+    whose layout changes at each call.
 
-    strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it: with
-    one for which the user named another kernel, or one that may ask for strides, the trace stays as it is. device: the
-    type of the device whose rule decides, by default of the one that all tensors are on.
+    strides: torch's strides of the values of a trace, by name. in_torch: whether a call runs as torch runs it: if the
+    user selected another kernel for one, or one may depend on strides, the trace is unchanged. device: the device type
+    whose rule decides, by default that of all tensors.
     """
     convolutions = [bound for bound in trace.bound_symbols if bound.symbol in CONVOLUTIONS]
     if not convolutions or not _pays(convolutions, device) or not all(map(in_torch, convolutions)):
@@ -72,7 +72,7 @@ def _pays_in_cudnn(calls: list[dict[str, Any]]) -> bool:
         if call["groups"] == 1:
             channels = weight.shape[:2]
         elif statically_true(weight.shape[0] == call["groups"]) and statically_true(weight.shape[1] == 1):
-            channels = weight.shape[:1]  # cuDNN's kernels of each channel alone read them side by side
+            channels = weight.shape[:1]  # cuDNN's depthwise kernels read channels-last
         else:
             return False
         wide += all(statically_true(each >= _FEWEST_CHANNELS) for each in channels)
@@ -121,8 +121,8 @@ def _indirect_inputs(trace: Trace) -> list[TensorProxy]:
 
 
 def _convert(new: Trace, bound: BoundSymbol, *, flows: bool) -> None:
-    """Record the call on images, and the calls that lay them out before it; the gradient of its result, where one
-    flows, is laid out as they are."""
+    """Record the call on images, and their layout conversions before it; the gradient of its result, if one flows, is
+    converted likewise."""
     arguments, inputs = bound.symbol.bind(bound.args, bound.kwargs), set(new.input_names)
     with new.set_tags(bound.tags, bound.source):
         images = {

@@ -1,6 +1,6 @@
-"""Collectives of the captured program, started as early and awaited as late as the calls around them allow.
+"""Collectives of the captured program, started as early and awaited as late as neighbouring calls allow.
 
-They start in the order of the program, which is that of every process, and stay between the messages of
+They start in program order, which is the same on every rank, and stay between the messages of
 `bucket_collectives`. The product of a weight's gradient, for instance, runs while the gradient of the layer's input is
 reduced (tensor parallelism).
 
@@ -14,22 +14,22 @@ from forge.ir import BoundSymbol, Tag, Trace
 from forge.prims.distributed import MESSAGE_TAGS, STARTS
 from forge.transforms.makers import innermost
 
-_BARRIERS = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.DONATES, Tag.IN_PLACE})  # they may write to what is being sent
+_BARRIERS = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.DONATES, Tag.IN_PLACE})  # they may write to the data being sent
 
 
 def is_start(bound: BoundSymbol) -> bool:
-    """Return whether a call starts collectives, and does nothing else."""
+    """Return whether a call only starts collectives."""
     return all(call.symbol in STARTS for call in innermost(bound))
 
 
 def is_wait(bound: BoundSymbol) -> bool:
-    """Return whether a call waits for a collective, and does nothing else."""
+    """Return whether a call only waits for a collective."""
     return all(call.symbol is prims.wait_tensor for call in innermost(bound))
 
 
 def overlap_calls(trace: Trace) -> Trace:
-    """Return the claimed trace with each collective started after the call that makes its input, and awaited before the
-    call that reads its result."""
+    """Return the claimed trace with each collective started after its input's producer, and awaited before the
+    first user of its result."""
     calls = _starts_early(trace.bound_symbols)
     return trace.derive("overlap_calls", _waits_late(calls))
 
@@ -48,8 +48,8 @@ def _starts_early(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
 
 
 def _waits_late(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
-    """Move each wait down to the first call that reads its result, or may write to what is sent."""
-    result: list[BoundSymbol] = []  # backwards
+    """Move each wait down to the first call that reads its result, or may write to the data being sent."""
+    result: list[BoundSymbol] = []  # in reverse
     for bound in reversed(calls):
         place = len(result)
         if is_wait(bound):
@@ -63,10 +63,10 @@ def _waits_late(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
 
 
 def _bars_start(bound: BoundSymbol) -> bool:
-    """Return whether no start moves over a call: a message's two calls could not move over one between them."""
+    """Return whether no start moves across a call: a message's two calls could not move across one between them."""
     return _holds(bound) or not MESSAGE_TAGS.isdisjoint(bound.symbol.tags)
 
 
 def _holds(bound: BoundSymbol) -> bool:
-    """Return whether nothing that sends moves over a call."""
+    """Return whether no call that sends moves across a call."""
     return not _BARRIERS.isdisjoint(bound.all_tags) and not is_wait(bound)

@@ -1,13 +1,13 @@
-"""The messages by which parameters are gathered and gradients reduced: several at once, started early, awaited late.
+"""Messages that gather parameters and reduce gradients: bucketed, started early, awaited late.
 
-`bucket_collectives` makes messages of calls, before executors are asked: parameters that the program reads one after
-another are gathered by one message of up to a bucket's bytes, and so are their gradients reduced. Messages start in one
-order, in every process: it follows from the order in which the captured program reads its parameters, and from their
-sizes. Regions keep it (forge/compiler/regions.py), and `overlap_collectives` does, which moves messages between the
-calls as they run: one starts as soon as the one before it has, a gather not before a bucket ahead of it by the policy's
-bytes is read, which bounds memory, and a reduction when its last gradient is there. A gather is awaited before the
-first call that reads one of its parameters, a reduction before the second after it starts, or more where together they
-have the policy's bytes at most. No message moves over another call that sends.
+`bucket_collectives` runs before executors are queried and joins calls into messages: parameters that the program reads
+consecutively are gathered by one message of up to a bucket's bytes, and their gradients are reduced likewise. Messages
+start in one order on every rank, determined by the order in which the captured program reads its parameters, and by
+their sizes. Regions preserve it (forge/compiler/regions.py), and so does `overlap_collectives`, which moves messages
+between the calls as they run: one starts right after the one before it, a gather not before a bucket ahead of it by the
+policy's bytes is read, which bounds memory, and a reduction once its last gradient is computed. A gather is awaited
+before the first call that reads one of its parameters, a reduction before the second after it starts, or more if
+together they have the policy's bytes at most. No message moves across another call that sends.
 
 Source: S. Li et al., PyTorch Distributed (2020), for buckets; Y. Zhao et al., PyTorch FSDP (2023), for gathering ahead.
 """
@@ -26,13 +26,13 @@ from forge.prims.distributed import MESSAGE_TAGS, ShardGroup, chunk_rows
 from forge.transforms.makers import innermost, is_view
 from forge.transforms.unshards import is_reduction, is_unshard, limits
 
-_SILENT = frozenset({prims.copy_, prims.copy_data_, prims.require, prims.wait_tensor})  # effects that send nothing
+_SILENT = frozenset({prims.copy_, prims.copy_data_, prims.require, prims.wait_tensor})  # side effects that send nothing
 _READ_WITH = 3  # matrices, such as those of queries, keys and values
-_NO_LIMITS = 1 << 26, 1 << 26  # of what a captured program does not gather, such as in a double backward
+_NO_LIMITS = 1 << 26, 1 << 26  # of gathers that the captured program does not have, such as in a double backward
 
 
 class Operators(NamedTuple):
-    """The operators of the executor that sends: each of lists, an item for each parameter."""
+    """Operators of the executor that sends, on lists with an item per parameter."""
 
     start_unshard: Symbol
     finish_unshard: Symbol
@@ -41,7 +41,7 @@ class Operators(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """A parameter of the captured program. first, last: the places of the first and of the last call that reads it.
+    """A parameter of the captured program. first, last: the indices of the first and last call that read it.
     bucket, prefetch: the bytes of its policy."""
 
     first: int
@@ -50,14 +50,14 @@ class Parameter(NamedTuple):
     prefetch: int
 
 
-Parameters = Mapping[str, Parameter]  # by the names of the parts that are gathered
+Parameters = Mapping[str, Parameter]  # by the names of the gathered shards
 _Write = Callable[[Sequence[BoundSymbol], set[str]], list[BoundSymbol]]
 
 
 def find_parameters(program: Trace) -> Parameters:
     """Return the parameters that a captured program gathers.
 
-    Those of one dim count as read with matrices after them: what is computed again of a norm or a bias is read there.
+    Those of one dim count as read with the matrices after them, where recomputed values of a norm or a bias are read.
     """
     part_of: dict[str, str] = {}  # by the name of a gathered value or a view of it
     parameters: dict[str, Parameter] = {}
@@ -83,8 +83,8 @@ def find_parameters(program: Trace) -> Parameters:
 
 
 class _Call(NamedTuple):
-    """A call to be sent: it gathers, or reduces. time: when its result is read, or its argument made, in the order of
-    the program. bytes: of the whole."""
+    """A call to be sent: a gather or a reduction. time: when its result is read, or its argument made, in program
+    order. bytes: of the full tensor."""
 
     bound: BoundSymbol
     time: int
@@ -93,8 +93,8 @@ class _Call(NamedTuple):
 
 
 class _Message:
-    """Calls that are sent at once. bytes: of the wholes. prefetch: the bytes that may be gathered ahead. waits_for:
-    what it sends and is not there yet."""
+    """Calls that are sent together. bytes: of the full tensors. prefetch: the bytes that may be gathered ahead.
+    waits_for: its inputs that are not computed yet."""
 
     def __init__(self, start: BoundSymbol, finish: BoundSymbol, bytes: int, prefetch: int) -> None:
         self.start = start
@@ -107,7 +107,7 @@ class _Message:
 
 
 def has_messages(trace: Trace) -> bool:
-    """Return whether calls of a trace are sent."""
+    """Return whether a trace has calls to be sent."""
     return any(_is_sent(bound) or _hides_sent(bound) for bound in trace.bound_symbols)
 
 
@@ -117,7 +117,7 @@ def bucket_collectives(
     """Return the trace with parameters gathered, and gradients reduced, by messages.
 
     inputs: of a backward, the names of the program's inputs, whose gradients are its outputs: it reads the parameters
-    in the program's order, backwards.
+    in reverse program order.
     """
     new = trace.derive("bucket_collectives", [])
     calls = list(_in_sight(trace.bound_symbols))
@@ -128,7 +128,7 @@ def bucket_collectives(
 
 
 def overlap_collectives(trace: Trace, parameters: Parameters, operators: Operators) -> Trace:
-    """Return the claimed trace with its messages where they overlap with computation."""
+    """Return the claimed trace with its messages overlapping computation."""
 
     def write(segment: Sequence[BoundSymbol], needed: set[str]) -> list[BoundSymbol]:
         finishes = {bound.args[0][0].name: bound for bound in segment if Tag.AWAITS in bound.symbol.tags}
@@ -151,14 +151,14 @@ def _is_sent(bound: BoundSymbol) -> bool:
 
 
 def _hides_sent(bound: BoundSymbol) -> bool:
-    """Return whether a composite has calls that are sent, and may be taken apart."""
+    """Return whether a composite contains calls to be sent, and may be decomposed."""
     if _is_sent(bound) or Tag.OPAQUE_TO_PASSES in bound.tags or Tag.NO_FUSE not in bound.all_tags:
         return False
     return any(map(_is_sent, innermost(bound)))
 
 
 def _in_sight(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
-    """Yield the calls, in place of a composite that hides some that are sent its parts."""
+    """Yield the calls, with composites that contain calls to be sent decomposed."""
     for bound in calls:
         yield from _in_sight(bound.subsymbols) if _hides_sent(bound) else (bound,)
 
@@ -170,8 +170,8 @@ def _sends(bound: BoundSymbol) -> bool:
 
 
 def _by_segment(calls: Sequence[BoundSymbol], outputs: Iterable[str], write: _Write) -> list[BoundSymbol]:
-    """Return the calls with those between two that send written by `write`, of the calls and the names that are
-    read after them."""
+    """Return the calls with each segment between two calls that send replaced by `write`'s result for it and the names
+    that are read after it."""
     segments: list[list[BoundSymbol]] = [[]]
     for bound in calls:
         if _sends(bound):
@@ -187,8 +187,8 @@ def _by_segment(calls: Sequence[BoundSymbol], outputs: Iterable[str], write: _Wr
 
 
 def _independent(segment: Sequence[BoundSymbol]) -> int:
-    """Return how many calls of a segment come before one that may share a message with none of them, or follow none:
-    it gathers what was sent, or reduces what was reduced. All calls where there is none, as in a first backward."""
+    """Return the number of calls of a segment before one that can share a message with none of them, and depends on
+    none: it gathers a sent value, or reduces a reduced one. All calls if there is none, as in a first backward."""
     gathers, reductions = set[str](), set[str]()
     for place, bound in enumerate(segment):
         if _is_sent(bound) and not (gathers if is_unshard(bound) else reductions).isdisjoint(bound.inputs):
@@ -201,7 +201,7 @@ def _independent(segment: Sequence[BoundSymbol]) -> int:
 
 
 def _owners(outputs: Iterable[object], calls: Sequence[BoundSymbol], inputs: Sequence[str]) -> dict[str, str]:
-    """Return the input whose gradient a reduction is, or a part of, by the name of its result."""
+    """Return the input whose gradient a reduction computes, at least in part, by the name of its result."""
     pairs = zip(outputs, inputs, strict=False)
     owners = {x.name: name for x, name in pairs if isinstance(x, TensorProxy)}
     for bound in reversed(calls):
@@ -214,7 +214,7 @@ def _owners(outputs: Iterable[object], calls: Sequence[BoundSymbol], inputs: Seq
 
 
 class _Bucketing(NamedTuple):
-    """Makes messages of the calls of a segment, in the order of the program."""
+    """Builder of messages from the calls of a segment, in program order."""
 
     new: Trace
     parameters: Parameters
@@ -258,7 +258,7 @@ class _Bucketing(NamedTuple):
         return gathers, reductions
 
     def in_order(self, gathers: list[list[_Call]], reductions: list[list[_Call]]) -> list[_Message]:
-        """Return all messages in order: a reduction follows the gathers of what is read before its gradients are there,
+        """Return all messages in order: a reduction follows the gathers of parameters read before its gradients exist,
         and those that may have started by then."""
         messages = [self.message(calls) for calls in gathers]
         sequence: list[_Message] = []
@@ -316,20 +316,20 @@ def _buckets(calls: Iterable[_Call]) -> list[list[_Call]]:
 
 
 def _way(call: _Call) -> tuple[torch.device, ShardGroup]:
-    """Return the device of a call's result, and the group: those of one message have the same."""
+    """Return the device of a call's result, and the group; a message's calls must agree in them."""
     device, group = call.bound.args[3], call.bound.args[5]
     return device, group
 
 
 def _prefetch(parameters: Parameters, name: str) -> int:
-    """Return the bytes of the policy of a parameter that is sent; for a gradient, the most of any policy."""
+    """Return the bytes of the policy of a parameter that is sent; for a gradient, the maximum of all policies."""
     if name in parameters:
         return parameters[name].prefetch
     return max((each.prefetch for each in parameters.values()), default=_NO_LIMITS[1])
 
 
 def _ahead(gathers: Sequence[_Message], read: int) -> int:
-    """Return the last gather that may start once the gather `read` is awaited: the next one in any case."""
+    """Return the last gather that may start once the gather `read` is awaited: at least the next one."""
     last, bytes = read + 1, 0
     for i, message in enumerate(gathers[read + 1 :], read + 1):
         bytes += message.bytes
@@ -340,8 +340,8 @@ def _ahead(gathers: Sequence[_Message], read: int) -> int:
 
 
 class _Writer:
-    """Writes calls with messages between them, each as early as its place in the sequence, what it waits for and the
-    memory allow, and awaited as late as possible."""
+    """Writer of calls with messages between them, each as early as its position in the sequence, its inputs and the
+    memory limit allow, and awaited as late as possible."""
 
     def __init__(self, sequence: Sequence[_Message], operators: Operators) -> None:
         self.sequence = sequence
@@ -349,8 +349,8 @@ class _Writer:
         self.reductions = [each for each in sequence if each.start.symbol is operators.start_reduce]
         self.places = {id(each): i for i, each in enumerate(self.gathers)}
         self.makers = {name: each for each in sequence for name in each.finish.outputs}
-        self.waiting: dict[str, list[_Message]] = {}  # by the name of what is not there yet
-        self.reached = 0  # the message of the sequence whose turn it is
+        self.waiting: dict[str, list[_Message]] = {}  # by the name of the missing input
+        self.reached = 0  # the next message of the sequence
         self.allowed = _ahead(self.gathers, -1)  # the last gather that may start
         self.in_flight: list[_Message] = []  # the reductions
         self.calls: list[BoundSymbol] = []
@@ -359,7 +359,7 @@ class _Writer:
         """Return the calls. needed: the names that are read after them."""
         outputs = {name for bound in others for name in bound.outputs} | self.makers.keys()
         for message in self.sequence:
-            message.waits_for = outputs.intersection(message.start.inputs)  # else it is there when the segment begins
+            message.waits_for = outputs.intersection(message.start.inputs)  # else it is ready at the start
             for name in message.waits_for:
                 self.waiting.setdefault(name, []).append(message)
         self.start_next()
@@ -379,13 +379,13 @@ class _Writer:
                 message.waits_for.discard(name)
 
     def read(self, names: Iterable[str]) -> None:
-        """Have the messages finish that bring these, in their order."""
+        """Finish the messages that deliver these, in order."""
         messages = {id(self.makers[name]): self.makers[name] for name in names if name in self.makers}
         for message in messages.values():
             self.finish(message)
 
     def start_next(self) -> None:
-        """Start the messages whose turn it is, as far as they may."""
+        """Start the next messages, as far as the limits allow."""
         while self.reached < len(self.sequence):
             message = self.sequence[self.reached]
             if not message.started:
@@ -407,7 +407,7 @@ class _Writer:
             return
         if not message.started:
             for each in self.sequence[self.reached : self.sequence.index(message) + 1]:
-                if not each.started and not each.waits_for:  # one that waits for what this one brings starts later
+                if not each.started and not each.waits_for:  # one that depends on these results starts later
                     self.start(each)
         message.finished = True
         if message in self.in_flight:
@@ -419,10 +419,10 @@ class _Writer:
 
 
 def _padded(whole: TensorProxy, size: int, length: int | None) -> tuple[Dim, ...]:
-    """Return the shape of what is gathered: parts of one length."""
+    """Return the shape of gathered shards, padded to one size."""
     return whole.shape if length is None else (chunk_rows(length, size) * size, *whole.shape[1:])
 
 
 def _part(whole: TensorProxy, size: int) -> tuple[Dim, ...]:
-    """Return the shape of a part of what is reduced; of a number, of which each process sends a copy for each."""
+    """Return the shape of a reduced shard; of a number, each rank sends a copy to each."""
     return (chunk_rows(whole.shape[0], size), *whole.shape[1:]) if whole.ndim else (1,)

@@ -1,5 +1,5 @@
-"""Calls that depend on no input run once: masks, position ids, constants; what depends on weights alone, once for as
-long as those stay as they are (forge.jit(freeze=True))."""
+"""Constant folding: calls that depend on no input run once (masks, position ids, constants); those that depend on
+weights alone, once until a weight changes (forge.jit(freeze=True))."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,8 +21,8 @@ BYTE_LIMIT = 64 * 2**20
 
 
 class FoldablePartition(NamedTuple):
-    """A trace in two: `ahead` is a program of what can be computed before, `rest` are the other calls, which read what
-    it gives."""
+    """A partitioned trace: `ahead` is a program of the calls that can run ahead of time, `rest` are the other calls,
+    which read its results."""
 
     ahead: Trace
     rest: list[BoundSymbol]
@@ -37,10 +37,10 @@ class FoldablePartition(NamedTuple):
 def fold_constants(
     trace: Trace, run: Callable[[Trace], tuple[torch.Tensor, ...]], byte_limit: int = BYTE_LIMIT
 ) -> Trace:
-    """Return the trace with input-independent calls computed now, by `run`, and kept as constants.
+    """Return the trace with input-independent calls evaluated now, by `run`, and kept as constants.
 
-    Outputs are never constants (the caller may change them); views that only expand a constant stay; and the largest
-    values are not hoisted where all would take the constants over `byte_limit` bytes.
+    Outputs are never constants (the caller may mutate them); views that only expand a constant stay; and the largest
+    values are not folded if the constants would take more than `byte_limit` bytes in all.
     """
     too_large: set[str] = set()
     while True:
@@ -58,7 +58,7 @@ def fold_constants(
 
 
 def _without_expanded_views(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
-    """Return the calls but those that show fewer elements more than once, and views of these: they copy nothing."""
+    """Return the calls except expanding views, and views of these: they copy nothing."""
     expanded: set[str] = set()
     others: list[BoundSymbol] = []
     for bound in calls:
@@ -74,9 +74,9 @@ def _without_expanded_views(calls: Sequence[BoundSymbol]) -> list[BoundSymbol]:
 
 
 def _with_numbers(trace: Trace, values: Mapping[str, torch.Tensor]) -> Trace:
-    """Return the trace with numbers in the place of constants of one element on the CPU, such as torch.tensor(8.0), in
-    calls of tensors on another device, where that gives the same dtype. A fused region and a CUDA graph read no memory
-    of another device."""
+    """Return the trace with numbers for single-element CPU constants, such as torch.tensor(8.0), in calls of tensors on
+    another device, if the resulting dtype is the same. Fused regions and CUDA graphs read no memory of another
+    device."""
     numbers = {name: x.item() for name, x in values.items() if not x.ndim and x.device.type == "cpu"}
     if not any(_meets_other_device(bound, numbers) for bound in trace.bound_symbols):
         return trace
@@ -92,7 +92,7 @@ def _with_numbers(trace: Trace, values: Mapping[str, torch.Tensor]) -> Trace:
 
 
 def _meets_other_device(bound: BoundSymbol, numbers: Mapping[str, Any]) -> bool:
-    """Return whether a call makes a tensor on another device than the CPU of one of these constants."""
+    """Return whether a call's result is on another device than one of these CPU constants."""
     outputs = tensors(bound.output)
     return (
         not numbers.keys().isdisjoint(bound.inputs) and bool(outputs) and all(x.device.type != "cpu" for x in outputs)
@@ -100,7 +100,7 @@ def _meets_other_device(bound: BoundSymbol, numbers: Mapping[str, Any]) -> bool:
 
 
 def _call_with_numbers(new: Trace, bound: BoundSymbol, numbers: Mapping[str, Any]) -> list[BoundSymbol] | None:
-    """Return the calls with numbers; None where the symbol takes none there, or its result would be another."""
+    """Return the calls with numbers; None if the symbol accepts none there, or its result would differ."""
     of_user = bound.symbol.op is not None or bound.symbol.rule is not None
     if of_user or not isinstance(bound.output, TensorProxy) or not PINNED.isdisjoint(bound.all_tags):
         return None
@@ -114,7 +114,7 @@ def _call_with_numbers(new: Trace, bound: BoundSymbol, numbers: Mapping[str, Any
     try:
         with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
             output = bound.symbol(*args, **kwargs)
-    except Exception:  # the symbol takes no number there
+    except Exception:  # the symbol accepts no number there
         return None
     if not isinstance(output, TensorProxy) or _metadata(output) != _metadata(bound.output):
         return None
@@ -122,8 +122,8 @@ def _call_with_numbers(new: Trace, bound: BoundSymbol, numbers: Mapping[str, Any
 
 
 def _has_range_of(dtype: torch.dtype, value: float | complex) -> bool:
-    """Return whether a number is in the range of a dtype: some functions of torch refuse another, of which a tensor is
-    converted (clamp, where)."""
+    """Return whether a number is in the range of a dtype: some functions of torch (clamp, where) reject other numbers,
+    but convert a tensor."""
     size = abs(value)
     if dtype == torch.bool or not math.isfinite(size):
         return True
@@ -133,10 +133,10 @@ def _has_range_of(dtype: torch.dtype, value: float | complex) -> bool:
 
 
 def partition_by_weights(trace: Trace, weights: Collection[str], byte_limit: int = BYTE_LIMIT) -> FoldablePartition:
-    """Return the trace without the calls that depend on the inputs `weights` alone, and the program of these inputs
-    that makes what the rest reads of them.
+    """Return the trace without the calls that depend on the inputs `weights` alone, and the program that computes the
+    values that the rest reads of them.
 
-    A call that makes more than `byte_limit` bytes of less than half as many stays.
+    A call that makes more than `byte_limit` bytes from less than half as many stays.
     """
     calls = independent_calls(trace, weights, byte_limit)
     constant = set(map(id, independent_calls(trace)))
@@ -147,7 +147,7 @@ def partition_by_weights(trace: Trace, weights: Collection[str], byte_limit: int
 def _partition(
     trace: Trace, prologue: list[BoundSymbol], calls: list[BoundSymbol], inputs: list[Proxy]
 ) -> FoldablePartition:
-    """Part a program in two. `prologue` are the calls that the rest is without, `calls` all that may run ahead."""
+    """Partition a program. `prologue` are the calls to remove from the rest, `calls` all that may run ahead."""
     prologue_ids = set(map(id, prologue))
     rest = live_calls([bound for bound in trace.bound_symbols if id(bound) not in prologue_ids], trace.output_names)
     read = {name for bound in rest for name in bound.inputs}
@@ -163,7 +163,7 @@ def _partition(
 def independent_calls(
     trace: Trace, weights: Collection[str] = (), byte_limit: int = BYTE_LIMIT, left_out: Collection[str] = ()
 ) -> list[BoundSymbol]:
-    """Return the calls that depend on no input but those of `weights`, and make no output and none of `left_out`."""
+    """Return the calls that depend on no input but `weights`, and make no output and none of `left_out`."""
     outputs = returned_names(trace).union(left_out)
     fixed = {*trace.constants, *weights}
     result: list[BoundSymbol] = []
@@ -184,7 +184,7 @@ def _independent(bound: BoundSymbol, fixed: set[str]) -> bool:
 
 
 def _expands(bound: BoundSymbol, byte_limit: int) -> bool:
-    """Return whether a call makes much more of its arguments than they are."""
+    """Return whether a call's results are much larger than its arguments."""
     output_bytes = sum(map(_bytes, tensors(bound.output)))
     return output_bytes > byte_limit and output_bytes > 2 * sum(map(_bytes, tensors([bound.args, bound.kwargs])))
 

@@ -1,11 +1,11 @@
-"""Factors of batched products are laid out batch by batch by the fused call that makes them.
+"""Factors of batched products are made contiguous by the region that computes them.
 
     matmul(x.permute(0, 2, 1, 3), y) = matmul(x.permute(0, 2, 1, 3).contiguous(), y)
 
-torch multiplies a batch of one dim, and rows of one dim by a matrix. Heads that lie between the rows and the columns of
-a projection are no part of such a batch, nor do a gradient's rows follow each other whose columns do: each product, and
-each product of its gradients, would copy the factor first. A region writes it as well in another order. One copy serves
-several products that read what no region makes.
+torch multiplies a batch of one dim, and rows of one dim by a matrix. Heads between the rows and the columns of a
+projection do not collapse into such a batch, nor do the rows of a gradient whose columns are contiguous: each product,
+and each product of its gradients, would copy the factor first. A region can write it in another order just as
+well. For a factor that no region computes, one copy serves several products.
 """
 
 from collections import Counter
@@ -30,12 +30,12 @@ def contiguous_batches(
     strides: Callable[[Trace], Strides],
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
-    """Return the program with contiguous factors for its batched products, where torch would copy them.
+    """Return the program with contiguous factors for its batched products, if torch would copy them.
 
     Args:
         trace: The program, with the gradients in it.
         is_fused: Returns whether a call may be in a region.
-        strides: Returns those that torch gives the values of a trace, by name.
+        strides: Returns torch's strides of the values of a trace, by name.
         in_torch: Returns whether a call runs as torch runs it.
     """
     products = {id(bound): factors for bound in trace.bound_symbols if (factors := _factors(bound)) and in_torch(bound)}
@@ -55,7 +55,7 @@ def contiguous_batches(
 
 
 def _factors(bound: BoundSymbol) -> dict[TensorProxy, int]:
-    """Return the factors of a product that torch copies unless some first dims of each are one, and how many."""
+    """Return the factors of a product that torch copies unless some leading dims of each collapse, and their number."""
     if bound.symbol is torchlang.linear:
         x = torchlang.linear.bind(bound.args, bound.kwargs)["input"]
         return {x: x.ndim - 1} if x.ndim > _MATRIX else {}
@@ -68,13 +68,13 @@ def _factors(bound: BoundSymbol) -> dict[TensorProxy, int]:
 
 
 def _is_copied(sizes: Sequence[Dim], strides: Sequence[Dim]) -> bool:
-    """Return whether dims are no single one in memory."""
+    """Return whether dims do not collapse into one."""
     dims = [(size, step) for size, step in zip(sizes, strides, strict=True) if not statically_true(size == 1)]
     return not all(statically_true(outer == size * step) for (_, outer), (size, step) in pairwise(dims))
 
 
 def _is_made_by(x: TensorProxy, makers: Mapping[str, BoundSymbol], is_fused: Callable[[BoundSymbol], bool]) -> bool:
-    """Return whether a fused call makes the memory that a value is a view of."""
+    """Return whether a fused call produces the base of a value."""
     maker = makers.get(x.name)
     while maker is not None and is_view(maker) and maker.inputs:
         maker = makers.get(maker.inputs[0])
@@ -95,7 +95,7 @@ def _rewrite(
 
 
 def _contiguous(x: TensorProxy, dims: int, strides: Sequence[Dim]) -> TensorProxy:
-    """Record a copy whose first `dims` dims are one in memory. Matrices behind them keep their order."""
+    """Record a copy whose first `dims` dims collapse into one. The matrices keep their order."""
     in_rows = dims != x.ndim - _MATRIX or statically_true(strides[-1] == 1) or not statically_true(strides[-2] == 1)
     if in_rows:
         return prims.contiguous(x)

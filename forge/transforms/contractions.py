@@ -1,13 +1,13 @@
-"""Sums of products that broadcast become matrix products.
+"""Sums of broadcast products become matrix products.
 
     (a[:, :, None, :] * b[:, None, :, :]).sum(-1)
 
-reads and multiplies as many numbers as the product has elements, which no fused kernel holds in its registers twice;
-the same as torch.einsum("bik,bjk->bij", a, b) runs as a batch of matrix products. State space models and pairwise
+reads and multiplies as many numbers as the product has elements, and no fused kernel reuses them in registers;
+the equivalent torch.einsum("bik,bjk->bij", a, b) runs as a batch of matrix products. State space models and pairwise
 scores are often written so.
 
-Source: as opt_einsum has it, dims that both factors have and the sum drops are contracted, those of both that stay are
-of the batch, and those of one are rows or columns.
+Source: as in opt_einsum, dims that both factors have and the sum drops are contracted, those of both that stay are
+batch dims, and those of one are rows or columns.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ from forge.transforms.replacement import record_as
 from forge.transforms.result_strides import StandIns, Strides, asks_for_strides, results_to_restore
 
 SUM, MUL = torchlang.sum, torchlang.mul
-_FEWEST = 8  # rows, columns and contracted elements of a matrix product that is worth it
+_FEWEST = 8  # the fewest rows, columns and contracted elements of a matrix product that pays
 _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 
 
 class _Contraction(NamedTuple):
-    """A sum over dims of the product of two factors: each without the dims in which it broadcasts, and the dims that
-    it has. dims: those that the sum drops. sizes: of the product."""
+    """A sum over dims of the product of two factors: each without its broadcast dims, and the dims that it has. dims:
+    those that the sum drops. sizes: of the product."""
 
     factors: tuple[TensorProxy, TensorProxy]
     has: tuple[tuple[int, ...], tuple[int, ...]]
@@ -47,11 +47,11 @@ def contract(
     strides: Callable[[Trace], Strides],
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
-    """Return the trace with sums of products that broadcast as matrix products.
+    """Return the trace with sums of broadcast products as matrix products.
 
-    strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it.
-    float32 stays as it is where torch may round the factors of matrix products (torch.set_float32_matmul_precision),
-    and the trace where the caller would see other strides, or a call may ask for them.
+    strides: torch's strides of the values of a trace, by name. in_torch: whether a call runs as torch runs it.
+    float32 is left alone if torch may round the factors of matrix products (torch.set_float32_matmul_precision),
+    and the trace if the caller would see other strides, or a call may depend on them.
     """
     sums = [bound for bound in trace.bound_symbols if bound.symbol is SUM]
     if not sums:
@@ -97,12 +97,12 @@ def _may_round_factors() -> bool:
     """Return whether torch may round the factors of matrix products of float32."""
     try:
         return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # it was set for one library: torch.backends.cuda.matmul.fp32_precision
+    except RuntimeError:  # set for one library: torch.backends.cuda.matmul.fp32_precision
         return True
 
 
 def _summed(dim: Any, ndim: int) -> tuple[int, ...]:
-    """Return the dims that a sum drops, of its argument."""
+    """Return the dims of its argument that a sum drops."""
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return tuple(range(ndim))
     return tuple(sorted(each % ndim for each in (dim if isinstance(dim, (tuple, list)) else (dim,))))
@@ -111,7 +111,7 @@ def _summed(dim: Any, ndim: int) -> tuple[int, ...]:
 def _without_broadcast(
     factor: TensorProxy, product: TensorProxy, makers: Makers
 ) -> tuple[TensorProxy, tuple[int, ...]]:
-    """Return what is expanded to a factor, and the dims of the product in which it has more than one element."""
+    """Return the source of an expanded factor, and the dims of the product in which it has more than one element."""
     maker = makers.calls.get(factor.name)
     while maker is not None and maker.symbol in (torchlang.expand, torchlang.expand_as):
         factor = maker.args[0]
@@ -122,10 +122,10 @@ def _without_broadcast(
 
 
 def _is_worth_it(contraction: _Contraction) -> bool:
-    """Return whether rows, columns and contracted elements are many, and each dim is one of a factor."""
+    """Return whether rows, columns and contracted elements are many, and each dim belongs to one of these."""
     one, other = map(set, contraction.has)
     summed = set(contraction.dims)
-    if not summed.isdisjoint(one ^ other):  # summed in one factor alone
+    if not summed.isdisjoint(one ^ other):  # summed in only one factor
         return False
     if any(
         not prims.statically_true(contraction.sizes[dim] == 1) for dim in {*range(len(contraction.sizes))} - one - other

@@ -1,10 +1,10 @@
-"""An index that counts is a slice.
+"""Indices that are ranges become slices.
 
     embedding(arange(n), weight) = weight[:n]
     index_select(x, 1, arange(0, n, 2)) = x[:, 0:n:2]
 
-Positions of a decoder and relative positions are such indices. A region reads a slice as it reads any other tensor, and
-its gradient is the given one beside zeros: torch sorts the rows of an embedding, and adds those of an index one by one.
+Positions of a decoder and relative positions are such indices. A region reads a slice like any other tensor, and its
+gradient is the incoming one padded with zeros: torch sorts the rows of an embedding, and adds an index's one by one.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from forge.transforms.makers import Makers
 from forge.transforms.replacement import rewrite
 
 _DTYPES = frozenset({torch.int32, torch.int64, torch.float32, torch.float64})  # which count to _MOST without rounding
-_MOST = 2**24  # the rows of a table, of which float32 has every number
+_MOST = 2**24  # the most rows of a table: float32 represents every integer up to it
 
 
 class Count(NamedTuple):
-    """The values start, start + step, … along a dim of a tensor, the same along all others; dim is None where step
-    is 0."""
+    """The values start, start + step, … along a dim of a tensor, the same along all others; dim is None if step is
+    0."""
 
     start: Dim
     step: Dim
@@ -34,7 +34,7 @@ class Count(NamedTuple):
 
 
 def slice_counted(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
-    """Return the trace with copies of slices in the place of what indices that count read.
+    """Return the trace with copies of slices in place of reads by ranges.
 
     in_torch: whether a call runs as torch runs it.
     """
@@ -68,7 +68,7 @@ def _of_index_select(input: TensorProxy, dim: int, index: TensorProxy) -> Place 
 
 
 def _of_getitem(input: TensorProxy, key: Any) -> Place | None:
-    """One index after dims that are taken whole."""
+    """Return the only index of a call, after dims that are taken whole."""
     items = list(key) if isinstance(key, tuple) else [key]
     places = [place for place, item in enumerate(items) if isinstance(item, TensorProxy)]
     others = [item for item in items if not isinstance(item, TensorProxy)]
@@ -93,7 +93,7 @@ _READS: dict[Any, Callable[..., Place | None]] = {
 def _slice(
     x: TensorProxy, dim: int, index: TensorProxy, count: Count, strides: tuple[Dim, ...] | None
 ) -> TensorProxy | None:
-    """Return a copy of what an index reads, laid out as these strides are; None where it may be out of bounds."""
+    """Return a copy of the elements that an index reads, with these strides; None if it may be out of bounds."""
     start, step, along = count
     assert along is not None
     length, size = index.shape[along], x.shape[dim]
@@ -111,15 +111,15 @@ def _slice(
 
 
 def _in_order_of(x: TensorProxy, strides: tuple[Dim, ...] | None) -> TensorProxy:
-    """Return a copy whose dims lie in the order of these strides, since random numbers are drawn in that order, and
-    the caller may see it."""
+    """Return a copy whose dims have the memory order of these strides, since random numbers are drawn in that order,
+    and the caller may see it."""
     order = sorted(range(x.ndim), key=lambda dim: 0 if strides is None else -hint_of(strides[dim]))
     copy = torchlang.clone(torchlang.permute(x, order), memory_format=torch.contiguous_format)
     return torchlang.permute(copy, sorted(range(x.ndim), key=order.__getitem__))
 
 
 def _count(value: Any, makers: Makers) -> Count | None:
-    """Return how the values of a tensor, or of a number, count, where they do."""
+    """Return the range that a tensor's values, or a number, form, if they do."""
     if not isinstance(value, TensorProxy):
         return _constant(value)
     call = makers.prim(value.name) if value.dtype in _DTYPES else None
@@ -129,7 +129,7 @@ def _count(value: Any, makers: Makers) -> Count | None:
 
 
 def _is_exact(x: TensorProxy, count: Count) -> bool:
-    """Return whether a tensor's dtype has all numbers that it counts."""
+    """Return whether a tensor's dtype represents all numbers of its range exactly."""
     if not x.dtype.is_floating_point:
         return True
     ends = [count.start] if count.dim is None else [count.start, count.start + count.step * (x.shape[count.dim] - 1)]
@@ -198,7 +198,7 @@ def _of_squeeze(makers: Makers, x: TensorProxy, dims: tuple[int, ...]) -> Count 
 
 
 def _of_reshape(makers: Makers, x: TensorProxy, shape: tuple[Dim, ...]) -> Count | None:
-    """Return how a vector with any number of dims of one element counts in another such shape."""
+    """Return the range of a vector after a reshape that only adds or removes dims of size 1."""
     count = _count(x, makers)
     if count is None or count.dim is None:
         return count

@@ -15,10 +15,10 @@ _NUMBERS = frozenset({bool, int, float, complex})
 
 
 def call_key(bound: BoundSymbol) -> tuple[Any, ...] | None:
-    """Equal for calls that compute the same value; None for one that must not be merged.
+    """Return a key, equal for calls that compute the same value; None for a call that must not be merged.
 
-    A composite that only forwards to one call has that call's key, so that torch.mul meets clang.mul; unless it has a
-    gradient rule of its own, which may tell apart what computes the same.
+    A composite that only forwards to one call has that call's key, so that torch.mul matches clang.mul; unless it has
+    its own gradient rule, which may distinguish equivalent calls.
     """
     if not UNMERGEABLE.isdisjoint(bound.all_tags):
         return None
@@ -28,7 +28,7 @@ def call_key(bound: BoundSymbol) -> tuple[Any, ...] | None:
 
 
 def argument_key(value: Any) -> Any:
-    """Hashable, and equal for arguments that mean the same: 1, 1.0 and True differ."""
+    """Return a hashable key, equal for arguments with the same meaning: 1, 1.0 and True differ."""
     kind = type(value)
     if kind is TensorProxy or isinstance(value, Proxy):
         return ("%", value.name)
@@ -54,7 +54,7 @@ def argument_key(value: Any) -> Any:
 
 
 def cse(trace: Trace) -> Trace:
-    """Return the trace with each value computed once. Outputs of the trace keep memory of their own."""
+    """Return the trace with each value computed once. Outputs of the trace keep their own memory."""
     calls, renamed = merge_calls(trace.bound_symbols, protected=returned_names(trace))
     return trace.derive("cse", calls, output=rename(trace.output, renamed))
 
@@ -62,9 +62,9 @@ def cse(trace: Trace) -> Trace:
 def merge_calls(
     calls: list[BoundSymbol], *, protected: set[str], available: dict[tuple[Any, ...], BoundSymbol] | None = None
 ) -> tuple[list[BoundSymbol], dict[str, Proxy]]:
-    """Return the calls without repetitions, and what the dropped names became.
+    """Return the calls without repetitions, and the replacements of the dropped names.
 
-    `protected` names are never replaced by another's value nor stand in for one. `available` holds earlier calls.
+    `protected` names are never replaced by another's value nor replace one. `available` holds earlier calls.
     """
     available = {} if available is None else available
     renamed: dict[str, Proxy] = {}

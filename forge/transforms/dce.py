@@ -9,8 +9,8 @@ KEPT = frozenset({Tag.EFFECT, Tag.RANDOM})
 
 
 def live_calls(calls: Sequence[BoundSymbol], needed: Iterable[str]) -> list[BoundSymbol]:
-    """Return the calls that `needed` names depend on, and those with effects, in order. A number that a call reads from
-    a tensor is needed where a length is made of it: a backward may ask for that."""
+    """Return the calls that `needed` names depend on, and those with side effects, in order. A number that a call reads
+    from a tensor is needed if a size depends on it: a backward may read that."""
     live = set(needed)
     numbers = {bound.output.name for bound in calls if isinstance(bound.output, NumberProxy)}
     result = []
@@ -25,5 +25,5 @@ def live_calls(calls: Sequence[BoundSymbol], needed: Iterable[str]) -> list[Boun
 
 
 def dce(trace: Trace) -> Trace:
-    """Return the trace without calls whose results nobody reads. Random calls stay: they move the generator."""
+    """Return the trace without calls whose results nothing reads. Random calls stay: they advance the generator."""
     return trace.derive("dce", live_calls(trace.bound_symbols, trace.output_names))

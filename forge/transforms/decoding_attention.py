@@ -1,11 +1,11 @@
-"""Attention of few queries to many keys, by which a language model decodes, has kernels of its own; they also write the
-new keys and values to a static cache.
+"""Attention of few queries to many keys, as in decoding, runs in special kernels, which also write the new keys and
+values to a static cache.
 
     keys.index_copy_(2, position, key)
     values.index_copy_(2, position, value)      ->  out = attend_to_cache((keys, values), position, key, value, query)
     out = attend(query, keys, values, mask)
 
-Each of these calls is of a few elements: their time is that of starting three kernels.
+Each of these calls has few elements, so that three kernel launches dominate their time.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ def decoding_attention(
     takes: Callable[[BoundSymbol], bool],
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
-    """Return a program without gradients with the attention calls that an executor takes as such of few queries.
+    """Return a program without gradients with few-query attention calls in the form that an executor accepts.
 
     Args:
         trace: The program, whose caches are updated in place (forge/transforms/write_in_place.py).
-        index_copy: The operator that updates them.
-        takes: Returns whether an executor runs a call of decoding_attention or attend_to_cache.
+        index_copy: The operator that updates the caches.
+        takes: Returns whether an executor accepts a call of decoding_attention or attend_to_cache.
         in_torch: Returns whether a call runs as torch runs it.
     """
     sites = [bound for bound in trace.bound_symbols if bound.symbol is ATTENTION and _is_weighted_sum(bound)]
@@ -87,7 +87,7 @@ class _Update(NamedTuple):
 def _update_before(
     arguments: dict[str, Any], updates: dict[str, BoundSymbol], readers: dict[str, int]
 ) -> _Update | None:
-    """Return the update of the keys and values of an attention call, which alone reads them; both are at the same
+    """Return the update of an attention call's keys and values, which have no other user; both are at the same
     position of each query."""
     key, value = arguments["key"], arguments["value"]
     if key.name == value.name or not {key.name, value.name} <= updates.keys():
@@ -104,7 +104,7 @@ def _update_before(
 
 
 def _is_of_positions(write: dict[str, Any], query: TensorProxy) -> bool:
-    """Return whether a cache of four dims is written at one position for each query."""
+    """Return whether a cache of four dims is written at one position per query."""
     cache, new = write["input"], write["source"]
     return cache.ndim == new.ndim == query.ndim == 4 and write["dim"] in (2, -2) and new.shape[2] == query.shape[2]
 

@@ -1,11 +1,11 @@
 """The backward as a program of the forward's own inputs, so that it can be differentiated again: double backward.
 
-An ordinary backward reads what the forward saved, which has no history. `differentiable_backward` is the backward that
-runs the forward again: one pure trace from a program's inputs and the gradients of its outputs to the gradients of the
-inputs. Every call's own gradient rule (or its decomposition's) makes it, none of an executor's, so that all of its
-calls have rules; it is compiled and differentiated as any program is, to any order.
+An ordinary backward reads the forward's residuals, which have no history. `differentiable_backward` recomputes
+the forward: one pure trace from a program's inputs and the gradients of its outputs to the gradients of the
+inputs. It uses every call's own gradient rule (or its decomposition's), and no executor's, so that all of its calls
+have rules; it is compiled and differentiated as any program is, to any order.
 
-What must not run again is given to it: what random calls drew in the forward, and results of opaque calls without a
+Values that must not be recomputed are its inputs: the forward's random draws, and results of opaque calls without a
 gradient.
 """
 
@@ -28,10 +28,10 @@ _redraws: dict[Symbol, Callable[..., Any]] = {}
 
 
 def register_redraw(symbol: Symbol) -> Callable[[F], F]:
-    """Declare what a random call through which gradients flow gives, from what it drew.
+    """Register how a differentiable random call's result is computed from its draws.
 
-    The decorated function is called with the call's output, of which only tensors that are not floating point are
-    known, and its arguments; it returns the output.
+    The decorated function takes the call's output, of which only tensors that are not floating point are known, and
+    its arguments; it returns the output.
     """
 
     def register(function: F) -> F:
@@ -43,9 +43,9 @@ def register_redraw(symbol: Symbol) -> Callable[[F], F]:
 
 
 class ForwardCall:
-    """A call that runs once, in the forward, and what of its output a differentiable backward is given.
+    """A call that runs once, in the forward, and the values of its output that a differentiable backward takes.
 
-    values: None where its result depends on its arguments in a way that is not known.
+    values: None if it is not known how its result depends on its arguments.
     """
 
     __slots__ = ("bound", "values")
@@ -64,9 +64,10 @@ def _is_inexact(proxy: Proxy) -> bool:
 
 
 def forward_calls_of(joint: Joint, repeated: Collection[str] = ()) -> list[ForwardCall]:
-    """Return the calls of a forward that must not run again, in order: random ones, and opaque ones without a gradient.
+    """Return the calls of a forward that must not be recomputed, in order: random ones, and opaque ones without a
+    gradient.
 
-    repeated: names of results of opaque calls that do run again.
+    repeated: names of results of opaque calls that are recomputed.
     """
     return [ForwardCall(bound, joint.active) for bound in _run_once(joint.forward.bound_symbols, repeated)]
 
@@ -102,8 +103,8 @@ def readable_inputs(trace: Trace, outputs: Iterable[str]) -> set[str]:
 
 
 def _differentiated_parts(bound: BoundSymbol) -> Iterator[BoundSymbol]:
-    """Yield the prims of a call, and the composites whose gradients are not those of their prims. The rule of such a
-    composite may read all of its arguments."""
+    """Yield the prims of a call, and the composites whose gradients are not their prims'. The rule of such a composite
+    may read all of its arguments."""
     stays = Tag.OPAQUE_TO_PASSES in bound.tags or Tag.RANDOM in bound.all_tags or grad_rule(bound.symbol) is not None
     if stays or not bound.subsymbols:
         yield bound
@@ -122,12 +123,12 @@ def differentiable_backward(
     missing: Collection[str] = (),
 ) -> Trace:
     """Return the backward of `trace` as a program: inputs are the trace's, the values of `forward_calls`, and the
-    gradients of outputs (`seeds`, by the output's name); its output holds None for an input that no gradient reaches.
+    gradients of outputs (`seeds`, by the output's name); its output is None for an input that no gradient reaches.
 
     choose: the executors' choices, which hold for random calls. forward_calls: those of the forward that ran.
-    unreached: by the names of results of opaque calls, which of the gradients that they give are None.
-    missing: the names of inputs that are None when it runs: no composite is called with one.
-    Raises NotImplementedError naming a call that has no gradient rule, or one that would have to draw again.
+    unreached: by the names of opaque calls' results, which of their gradients are None.
+    missing: the names of inputs that are None at run time: no composite is called with one.
+    Raises NotImplementedError naming a call without a gradient rule, or one that would have to draw again.
     """
     repeated: set[str] = set()
 
@@ -165,8 +166,8 @@ def differentiable_backward(
 
 
 def _without_arguments(calls: Iterable[BoundSymbol], missing: Collection[str]) -> Iterator[BoundSymbol]:
-    """Yield the calls, with the parts of a composite in its place where it is called with a missing input: those that
-    read the input are dead code."""
+    """Yield the calls, with composites that take a missing input decomposed: the parts that read the input are dead
+    code."""
     for bound in calls:
         if not bound.subsymbols or bound.symbol.rule is not None or not any(name in missing for name in bound.inputs):
             yield bound
@@ -175,7 +176,7 @@ def _without_arguments(calls: Iterable[BoundSymbol], missing: Collection[str]) -
 
 
 def _unreached_gradients(joint: Joint, unreached: Mapping[str, Sequence[int]]) -> Iterator[str]:
-    """Yield the names of what an opaque call's backward gives in the place of None."""
+    """Yield the names of the results of an opaque call's backward that are None."""
     for run in joint.runs:
         places = {place for output, _ in run.gets for place in unreached.get(output.name, ())}
         for bound in run.calls:
@@ -186,10 +187,10 @@ def _unreached_gradients(joint: Joint, unreached: Mapping[str, Sequence[int]]) -
 def show_inside(
     trace: Trace, calls: Iterable[BoundSymbol], targets: set[str]
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
-    """Return the calls with what is wanted from inside composites in sight, and what it is called now.
+    """Return the calls with the composites decomposed whose inner values are needed, and the new names of those values.
 
-    A call whose rule is a user's (torch.autograd.Function) stays one, since its decomposition has another gradient:
-    what its backward reads from inside is computed beside it, and is a constant, as in eager.
+    A call with a user's rule (torch.autograd.Function) stays one, since its decomposition has another gradient: the
+    inner values that its backward reads are computed beside it, and are constants, as in eager.
     """
     flat: list[BoundSymbol] = []
     copied: dict[str, TensorProxy] = {}
@@ -218,7 +219,7 @@ def _constant(bound: BoundSymbol) -> BoundSymbol:
 
 
 class _Replacer:
-    """Puts what the forward drew in the place of the calls that drew it."""
+    """Replaces the calls that drew in the forward by their draws."""
 
     def __init__(
         self, trace: Trace, own: Sequence[ForwardCall], forward_calls: Sequence[ForwardCall], repeated: Collection[str]
@@ -240,7 +241,7 @@ class _Replacer:
                 yield bound
 
     def substitute(self, bound: BoundSymbol, theirs: ForwardCall) -> list[BoundSymbol]:
-        """Return the calls in the place of a call: none where all its results are inputs."""
+        """Return the replacement of a call: no calls if all its results are inputs."""
         if theirs.values is None:
             raise NotImplementedError(
                 f"double backward (create_graph=True) through {bound.symbol.id}: it draws random numbers, or may, "
@@ -262,7 +263,7 @@ class _Replacer:
 
 
 def _own_values(program: Trace, output: Sequence[TensorProxy | None]) -> tuple[TensorProxy | None, ...]:
-    """Return the output with a copy of each value that is an input, a constant, or there twice."""
+    """Return the output with a copy of each value that is an input, a constant, or a duplicate."""
     used_names = set(program.input_names) | set(program.constants)
     values: list[TensorProxy | None] = []
     for value in output:

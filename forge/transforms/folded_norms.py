@@ -1,9 +1,9 @@
-"""A batch norm in evaluation becomes part of the weights of the layer before it.
+"""Batch norms in evaluation are folded into the weights of the preceding layer.
 
     batch_norm(conv(x, weight, bias)) = conv(x, weight * scale, (bias - mean) * scale + shift),
     scale = gamma / sqrt(var + eps)
 
-where all of weight, bias and statistics are weights of a frozen program. The calls that scale them depend on weights
+if weight, bias and statistics are all weights of a frozen program. The calls that scale them depend on weights
 alone, so that they are folded like others. Only rounding differs.
 """
 
@@ -26,7 +26,7 @@ _LAYERS = CONVOLUTIONS | TRANSPOSED | {LINEAR}
 
 
 class _Site(NamedTuple):
-    """A batch norm and the layer before it, by their arguments."""
+    """A batch norm and the preceding layer, by their arguments."""
 
     norm: dict[str, Any]
     layer: Symbol[TensorProxy]
@@ -34,9 +34,9 @@ class _Site(NamedTuple):
 
 
 def fold_norms(trace: Trace, freezing: Freezing, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
-    """Return the trace with batch norms folded into the convolutions and linear layers before them.
+    """Return the trace with batch norms folded into the preceding convolutions and linear layers.
 
-    `in_torch` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
+    `in_torch` returns whether a call runs as torch runs it: one for which the user selected another kernel stays.
     """
     norms = [bound for bound in trace.bound_symbols if bound.symbol in NORMS]
     if not norms:
@@ -99,7 +99,7 @@ class _Search:
 
 
 def _fits(layer: Symbol, arguments: dict[str, Any], norm: dict[str, Any], output: TensorProxy) -> bool:
-    """Return whether each channel of the norm is one of the layer's own output and torch takes its dtypes: the input
+    """Return whether each channel of the norm is one of the layer's own output and torch accepts its dtypes: the input
     has a batch, and no rows lie between."""
     x, weight = norm["input"], arguments["weight"]
     rank = 2 if layer is LINEAR else weight.ndim
@@ -120,7 +120,7 @@ def _rewrite(trace: Trace, sites: dict[str, _Site]) -> Trace:
 
 
 def _layer_of(site: _Site) -> TensorProxy:
-    """Return the layer with the norm in its weights, which are computed in the widest dtype that there is."""
+    """Return the layer with the norm in its weights, which are computed in the widest dtype involved."""
     norm, arguments = site.norm, dict(site.arguments)
     dtype, weight, bias = arguments.pop("dtype"), arguments["weight"], arguments["bias"]
     wide = clang.wider(torch.promote_types(weight.dtype, norm["running_var"].dtype))

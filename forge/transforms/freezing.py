@@ -12,8 +12,8 @@ _KINDS = ("_weight", "_bias", "_running_mean", "_running_var")
 
 @dataclass
 class Freezing:
-    """State of freezing one program. `weights` names the inputs that are constants for as long as nobody changes them.
-    `folds` says what was folded, `misses` what was not, and why."""
+    """State of freezing one program. `weights` names the inputs that are constant until someone changes them.
+    `folds` records what was folded, `misses` what was not, and why."""
 
     weights: Collection[str]
     folds: list[str] = field(default_factory=list)
@@ -24,11 +24,11 @@ class Freezing:
         return independent_calls(trace, self.weights)
 
     def values(self, trace: Trace) -> set[str]:
-        """Return the names of the weights, of constants, and of what is made of them alone."""
+        """Return the names of the weights, of constants, and of the values computed from them alone."""
         return {*self.weights, *trace.constants, *(name for bound in self.calls(trace) for name in bound.outputs)}
 
     def owner(self, name: str, makers: Makers) -> str:
-        """Return a user's name for the layer that a value belongs to: the first weight that it is made of."""
+        """Return the user's name for the layer that a value belongs to, by the first weight that it depends on."""
         while name not in self.weights and (bound := makers.calls.get(name)) is not None and bound.inputs:
             name = bound.inputs[0]
         for kind in _KINDS:

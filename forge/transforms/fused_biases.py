@@ -1,9 +1,9 @@
-"""A row that is added to a linear layer without a bias becomes its bias, which the product's kernel adds as it writes.
+"""Vectors added to linear layers without a bias become biases, which the product's kernel adds as it writes.
 
     linear(x, weight) + row = linear(x, weight, row)
 
-A region would read all of the product and write another one: twice the logits of a language model whose biases are a
-buffer of their own. The product is not rounded before the row is added.
+A region would read the whole product and write another one: twice the logits of a language model whose biases are a
+separate buffer. The product is not rounded before the addition.
 """
 
 import math
@@ -18,11 +18,11 @@ from forge.prims.core import statically_true
 from forge.transforms.replacement import rewrite
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_ABOUT_BACKWARD = frozenset({Tag.NO_GRAD, Tag.RECOMPUTE})  # of which the two calls must have the same
+_ABOUT_BACKWARD = frozenset({Tag.NO_GRAD, Tag.RECOMPUTE})  # which must be the same for both calls
 
 
 def fuse_biases(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
-    """Return the trace with rows that are added to linear layers as their biases, where nothing else reads the product.
+    """Return the trace with vectors added to linear layers as their biases, if nothing else reads the product.
 
     in_torch: whether a call runs as torch runs it.
     """

@@ -1,9 +1,8 @@
 """The gradient transform: gradient rules run over a trace, forward in order, backward in reverse.
 
 `differentiate` runs the rule of every call that needs one (the claiming executor's, the symbol's own, else its
-decomposition's), which gives the forward calls and, for each rule, the calls that its backward needs. `backward` then
-strings those together in reverse order. Both come before claiming and splitting, so that every later pass sees the
-joint program.
+decomposition's), which yields the forward calls and, for each rule, the calls of its backward. `backward` then
+joins those in reverse order. Both precede claiming and splitting, so that every later pass sees the joint program.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -19,10 +18,10 @@ from forge.transforms.transposed_products import transpose_products
 
 
 class Choice(NamedTuple):
-    """The way in which the executor that will claim a call wants it differentiated: by its own rule; decomposed where
-    the backward reads a value from inside it; or as one call, with such values recomputed. A rule returns
-    NotImplemented where it has no gradient of an argument that needs one; then, too, it stays one call. An error of
-    the rule is passed to `blame`."""
+    """How the executor that will claim a call wants it differentiated: by its own rule; decomposed, if the backward
+    reads a value from inside it; or as one call, with such values recomputed. A rule returns NotImplemented if it has
+    no gradient of an argument that needs one; then, too, the call stays one. An error of the rule is passed to
+    `blame`."""
 
     rule: Callable[..., Any] | None = None
     recompute: bool = False
@@ -33,7 +32,7 @@ Choose = Callable[[BoundSymbol, Collection[str]], Choice]  # of a call and of th
 
 
 class RuleRun:
-    """One run of a rule: what it asked for, what it gave, and the calls that stand between the two."""
+    """One run of a rule: the gradients it takes and returns, and the calls between the two."""
 
     __slots__ = ("calls", "gets", "puts")
 
@@ -44,10 +43,10 @@ class RuleRun:
 
 
 class Joint(NamedTuple):
-    """A differentiated trace: `forward` computes its output, `runs` hold what its backward needs, in forward order.
+    """A differentiated trace: `forward` computes its output, `runs` hold the calls of its backward, in forward order.
 
-    `active` names the values through which gradients flow, `decomposed` those of calls that are decomposed, and what is
-    computed from these: their strides may be others than those of the calls' own results.
+    `active` names the values through which gradients flow, `decomposed` the results of decomposed calls, and values
+    computed from these: their strides may differ from those of the calls' own results.
     """
 
     forward: Trace
@@ -62,9 +61,9 @@ def differentiate(
     """Run the gradient rules of every call on a path from the inputs `targets`.
 
     again: the backward will be differentiated, or the trace is such a backward. A backward may read any value, so that
-    gradients flow to an output that the call's own rule takes none of (the statistics of a norm): there the
+    gradients flow to outputs for which the call's own rule takes none (the statistics of a norm): there the
     decomposition's rules run.
-    Raises NotImplementedError naming a prim that has no rule.
+    Raises NotImplementedError naming a prim without a rule.
     """
     new = trace.derive("differentiate")
     walker = _Forward(new, set(targets), choose, again)
@@ -93,7 +92,7 @@ def is_differentiated(bound: BoundSymbol) -> bool:
 
 
 def _reached_names(bound: BoundSymbol, names: Collection[str]) -> set[str]:
-    """Return these names and those of the values that a call makes of them, inside of it too."""
+    """Return these names and those of the values that a call computes from them, inside of it too."""
     result = set(names)
     for call in bound.subsymbols or [bound]:
         if call is bound or not result.isdisjoint(call.inputs):
@@ -142,7 +141,7 @@ class _Forward:
         return calls
 
     def differentiate(self, bound: BoundSymbol, rule: Callable[..., Any] | None) -> list[BoundSymbol]:
-        """By a rule, or by the decomposition's."""
+        """Differentiate a call by a rule, or by its decomposition's rules."""
         calls = None if rule is None else self.apply(rule, bound)
         if calls is not None:
             return calls
@@ -158,8 +157,8 @@ class _Forward:
         return [bound.replace(subsymbols=children)]
 
     def apply(self, rule: Callable[..., Any], bound: BoundSymbol) -> list[BoundSymbol] | None:
-        """Apply a rule; None where it returns NotImplemented, having no gradient of an argument that needs one, or
-        where it cannot be differentiated again."""
+        """Apply a rule; return None if it returns NotImplemented, having no gradient of an argument that needs one, or
+        if it cannot be differentiated again."""
         call = RuleCall(lambda argument: argument.name in self.active)
         with self.trace.collecting() as recorded, self.trace.set_tags(bound.tags, bound.source):
             output = run_rule(rule, call, bound.args, bound.kwargs)
@@ -205,7 +204,7 @@ def sums_to(gradient: Sequence[Dim], shape: Sequence[Dim]) -> bool:
 
 
 def _argument_name(argument: TensorProxy, bound: BoundSymbol) -> str:
-    """Return an argument of a call as the user knows it: by its place, or its name."""
+    """Return the user's name for an argument of a call: its position, or its name."""
     places = [f"argument {i}" for i, each in enumerate(bound.args) if argument in tensors(each)]
     return next(iter([*places, *[name for name, each in bound.kwargs.items() if argument in tensors(each)]]), "a value")
 
@@ -216,7 +215,7 @@ def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:
 
 
 def _package_of(bound: BoundSymbol) -> str:
-    """Return where the definition of a prim of forge's is, in words."""
+    """Return the file of a forge prim's definition, in words."""
     return " in forge/prims" if bound.symbol.definition.__module__.startswith("forge.") else ""
 
 
@@ -228,8 +227,8 @@ def _with_tag(bound: BoundSymbol, tag: Tag) -> BoundSymbol:
 def _divide(
     calls: list[BoundSymbol], needed: set[str], before: int | None
 ) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
-    """Return a rule's calls that its result needs, and the others, which belong to the backward. A random call is made
-    where the rule makes it: in the forward if it comes `before` the rule asks for a gradient."""
+    """Return a rule's calls that its result needs, and the others, which belong to the backward. A random call stays
+    where the rule makes it: in the forward if it comes `before` the rule reads a gradient."""
     forward, backward = [], []
     for i, bound in reversed(list(enumerate(calls))):
         random = Tag.RANDOM in bound.all_tags and (before is None or i < before)
@@ -242,8 +241,8 @@ def _divide(
 
 
 def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collection[str]]) -> Joint:
-    """Return the joint program where some results of a backward's calls are no gradients; `unreached` names a
-    call's."""
+    """Return the joint program without those results of the backward's calls that are no gradients; `unreached`
+    returns their names for a call."""
     runs = []
     for run in joint.runs:
         dropped = {name for bound in run.calls for name in unreached(bound)}
@@ -257,7 +256,7 @@ def without_gradients(joint: Joint, unreached: Callable[[BoundSymbol], Collectio
 def backward(joint: Joint, seeds: dict[str, TensorProxy], targets: Sequence[Proxy]) -> Trace:
     """Return the backward program: from gradients of outputs (`seeds`, by the output's name) to gradients of `targets`.
 
-    Its inputs are the seeds; it also reads names of the forward. An input that no gradient reaches gets None.
+    Its inputs are the seeds; it also reads names of the forward. The gradient of an input that none reaches is None.
     """
     trace = joint.forward.derive("backward", name="backward", inputs=list(seeds.values()), output=None)
     walker = _Backward(trace)
@@ -316,12 +315,12 @@ class _Backward:
         elif dims:
             gradient = clang.reshape(prims.sum(gradient, dims), argument.shape)
         gradient = clang.convert(gradient, argument.dtype)
-        if gradient.device != argument.device:  # a 0-d CPU tensor that joined tensors of another device
+        if gradient.device != argument.device:  # a 0-d CPU tensor combined with tensors on another device
             gradient = prims.device_put(gradient, argument.device)
         return gradient
 
     def take(self, proxy: TensorProxy) -> TensorProxy | None:
-        """Return the sum of what was given for a value."""
+        """Return the sum of a value's accumulated gradients."""
         gradients = self.gradients.pop(proxy.name, None)
         if not gradients:
             return None

@@ -1,10 +1,10 @@
-"""Gradients that leave a backward in parts, each as soon as it is computed.
+"""Gradients that leave a backward in buckets, each as soon as it is computed.
 
-torch's autograd hands a node's gradients on when the node has run. A backward of one node hands all out at its end, and
-nobody can send the first ones while the last ones are computed. So the backward of a model whose gradients are sent is
-a generator: `yield` stands behind the last call that makes a part's gradients, and forge/runtime/autograd.py has a
-node for each part. A generator that waits owns none of the gradients that it gave: torch's autograd makes a tensor that
-nobody else owns a parameter's gradient, and copies others.
+torch's autograd passes a node's gradients on when the node has run. A backward of one node returns all at its end, so
+that the first ones cannot be sent while the last ones are computed. So the backward of a model whose gradients are sent
+is a generator: `yield` follows the last call that computes a bucket's gradients, and forge/runtime/autograd.py has a
+node per bucket. A suspended generator owns none of the gradients that it yielded: torch's autograd makes a tensor
+without other owners a parameter's gradient, and copies others.
 """
 
 import math
@@ -13,15 +13,15 @@ from collections.abc import Iterable, Sequence
 from forge.ir import BoundSymbol, Proxy, TensorProxy, Trace
 from forge.ir.printing import BOX, YIELD
 
-FIRST_BYTES = 1 << 20  # the first part is small, so that sending begins early; torch's first bucket is, too
+FIRST_BYTES = 1 << 20  # the first bucket is small, so that sending begins early; torch's is, too
 
 
 def find_buckets(trace: Trace, limit: int, reached: Iterable[int]) -> list[list[int]]:
     """Return the positions of the outputs of a claimed backward by bucket, each of at least `limit` bytes but the first
-    and the last one, in the order in which they are computed. Empty where there would be one bucket.
+    and the last one, in the order in which they are computed. Empty if there would be one bucket.
 
-    reached: the positions of all outputs that another set of gradients may give; those that this backward does not give
-    are in the last bucket.
+    reached: the positions of all outputs that another set of gradients may reach; those that this backward does not
+    compute are in the last bucket.
     """
     producers = _made_by(trace)
     order = sorted((producers.get(x.name, -1), i) for i, x in enumerate(trace.output) if isinstance(x, TensorProxy))
@@ -40,7 +40,7 @@ def find_buckets(trace: Trace, limit: int, reached: Iterable[int]) -> list[list[
 
 
 def in_buckets(trace: Trace, parts: Sequence[Sequence[int]]) -> Trace:
-    """Return the backward as a generator that yields each bucket, in order; as it is where there are none."""
+    """Return the backward as a generator that yields each bucket, in order; unchanged if there are none."""
     if not parts:
         return trace
     producers = _made_by(trace)

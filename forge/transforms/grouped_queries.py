@@ -1,10 +1,10 @@
-"""Keys and values that are repeated for each group of queries are given to attention as they are, with enable_gqa.
+"""Attention keys and values repeated for each group of queries are passed unrepeated, with enable_gqa.
 
     key = key[:, :, None].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
 
-(or repeat_interleave, or the same before heads and positions change places) makes what torch's kernels read without a
-copy, where they take groups of queries. Keys and values of one head, which torch would broadcast in its composition,
-are given to its kernels in the same way, or expanded.
+(or repeat_interleave, or the same before heads and positions are transposed) is what torch's kernels can read without a
+copy, if they support groups of queries. Keys and values of one head, which torch would broadcast in its composition,
+are passed to its kernels in the same way, or expanded.
 """
 
 from collections.abc import Callable
@@ -42,10 +42,10 @@ def grouped_queries(
     takes_broadcast: Callable[[dict[str, Any]], tuple[bool, bool]],
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
-    """Return the trace with attention calls given the keys and values that were repeated for them.
+    """Return the trace with unrepeated keys and values in attention calls.
 
-    takes: whether the kernel of a call runs groups of queries, from the query, how often a head is repeated, and the
-    call's arguments; that of a window does. takes_broadcast: the same of a call's arguments where keys and values have
+    takes: whether the kernel of a call supports groups of queries, from the query, the repetitions of a head, and the
+    call's arguments; a window's does. takes_broadcast: the same of a call's arguments if keys and values have
     one head or one batch, and whether a kernel runs them expanded. Calls with dropout stay (another kernel draws other
     values), and those that do not run as torch runs them (`in_torch`).
     """
@@ -74,7 +74,7 @@ def _repeated_heads(
     bound: BoundSymbol,
     takes: Callable[[TensorProxy, Dim, dict[str, Any]], bool],
 ) -> dict[str, Any] | None:
-    """Return the arguments that change where a kernel takes the keys and values that were repeated."""
+    """Return the arguments that change if a kernel takes the unrepeated keys and values."""
     if not _alike(arguments["query"], arguments["key"], arguments["value"]):
         return None
     key, value = [_find_repetition(arguments[name], makers, bound) for name in ("key", "value")]
@@ -86,7 +86,7 @@ def _repeated_heads(
 def _shared_heads(
     arguments: dict[str, Any], takes_broadcast: Callable[[dict[str, Any]], tuple[bool, bool]]
 ) -> dict[str, Any] | None:
-    """Return the arguments that change where a kernel takes keys and values that broadcast to the query's batch and
+    """Return the arguments that change if a kernel takes keys and values that broadcast to the query's batch and
     heads."""
     query, key, value = arguments["query"], arguments["key"], arguments["value"]
     if any(x.ndim != 4 for x in (query, key, value)) or _alike(query, key, value):
@@ -102,7 +102,7 @@ def _shared_heads(
 
 
 def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
-    """Return whether all have four dims, and one batch and number of heads."""
+    """Return whether all have four dims, and the same batch and number of heads."""
     tensors = (query, *others)
     return all(
         x.ndim == 4 and all(prims.statically_true(x.shape[dim] == query.shape[dim]) for dim in (0, 1)) for x in tensors
@@ -110,7 +110,7 @@ def _alike(query: TensorProxy, *others: TensorProxy) -> bool:
 
 
 def _find_repetition(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Repetition | None:
-    """Return the repetition that gives x, or None."""
+    """Return the repetition that produces x, or None."""
     order = (0, 1, 2, 3)
     call = _maker(x, makers, reader)
     if call is not None and call.symbol is prims.permute:
@@ -136,7 +136,7 @@ def _find_repetition(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> _Re
 
 
 def _maker(x: TensorProxy, makers: Makers, reader: BoundSymbol) -> BoundSymbol | None:
-    """Return the prim that makes x, past copies; None where gradients, or what is kept of it, are another matter."""
+    """Return the prim that computes x, past copies; None if its gradients, or its saving, would differ."""
     call = makers.prim(x.name)
     while call is not None and call.symbol in (prims.contiguous, prims.clone):
         call = makers.prim(call.args[0].name)

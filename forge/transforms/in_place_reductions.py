@@ -1,9 +1,9 @@
-"""Reductions over processes that write their result where their input was, if nothing reads that again.
+"""Reductions over processes that write to their input's memory, if nothing reads the input again.
 
     reduced = all_reduce(product)    ->    reduced = all_reduce_(product)
 
-torch's functional collective copies its input first. The copy takes time and memory, and it is elsewhere at each call,
-where CUDA graphs read inputs that stay. Inductor does the same for the programs that it compiles (its pass reinplace).
+torch's functional collective copies its input first. The copy costs time and memory, and has a new address at each
+call, where CUDA graphs need fixed ones. Inductor does the same for the programs that it compiles (its pass reinplace).
 """
 
 from collections.abc import Collection, Iterator
@@ -17,20 +17,20 @@ from forge.transforms.shared_memory import SharedMemory
 
 
 def is_reduction(bound: BoundSymbol) -> bool:
-    """Return whether a claimed call is one prims.all_reduce."""
+    """Return whether a claimed call is a single prims.all_reduce."""
     return [call.symbol for call in islice(innermost(bound), 2)] == [prims.all_reduce]
 
 
 def reduce_in_place(trace: Trace, operator: Symbol, unknown: Collection[str] = ()) -> Trace:
     """Return the claimed trace with calls of `operator` for reductions whose input dies.
 
-    The input is a value that calls of the trace made, no argument of theirs. Neither it nor a view of it is returned,
-    read later, or sent by another collective, which may be on its way.
+    The input is a value that calls of the trace made, and aliases no argument of theirs. Neither it nor a view of it is
+    returned, read later, or sent by another collective, which may be in flight.
 
     Args:
         trace: The claimed trace, with each collective where it runs.
         operator: The operator that has the arguments of prims.all_reduce and writes to the first one.
-        unknown: The names of values of which it is not known who has their memory; those of opaque calls are, too.
+        unknown: The names of values that may have unknown aliases, beside those of opaque calls.
     """
     places = set(_places(trace, operator, unknown))
     if not places:
@@ -47,7 +47,7 @@ def _places(trace: Trace, operator: Symbol, unknown: Collection[str]) -> Iterato
         for name in bound.inputs:
             readers.setdefault(name, []).append(place)
         if Tag.OPAQUE in bound.all_tags:
-            visible.update(bound.inputs, bound.outputs)  # it may keep their memory
+            visible.update(bound.inputs, bound.outputs)  # it may keep aliases of them
     for place, bound in enumerate(trace.bound_symbols):
         if bound.symbol.executor is not operator.executor or not is_reduction(bound):
             continue

@@ -1,7 +1,7 @@
-"""multi_head_attention_forward is replaced by the calls that it consists of.
+"""multi_head_attention_forward is replaced by its decomposition.
 
-Passes after this one see its attention as they see that of a call of scaled_dot_product_attention, and its projections
-and its softmax as any others.
+Later passes see its attention like a call of scaled_dot_product_attention, and its projections and its softmax like any
+others.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from forge.transforms.replacement import rewrite
 
 
 def inline_attention(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
-    """Return the trace with the calls of composites that attend in their place.
+    """Return the trace with attention composites decomposed.
 
     in_torch: Returns whether a call runs as torch runs it; another stays whole.
     """

@@ -1,4 +1,4 @@
-"""Writes to inputs that run as one call: running statistics and counters, which a model has hundreds of."""
+"""Writes to inputs joined into one call: running statistics and counters, of which a model has hundreds."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,15 +9,15 @@ from forge.ir.symbol import NO_TAGS
 from forge.prims.core import same_shape
 from forge.transforms.shared_memory import SharedMemory
 
-_BARRIERS = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.DONATES})  # what these write to is not known
+_BARRIERS = frozenset({Tag.EFFECT, Tag.OPAQUE, Tag.DONATES})  # their writes are not known
 
 
 class _Group:
-    """Copies of one dtype and device, which may run at the place of the last of them."""
+    """Copies of one dtype and device, which may run at the position of the last of them."""
 
     def __init__(self) -> None:
         self.places: list[int] = []
-        self.targets: set[str] = set()  # with what shares memory with them
+        self.targets: set[str] = set()  # with their aliases
         self.sources: set[str] = set()
 
     def add(self, place: int, targets: Iterable[str], sources: Iterable[str]) -> None:
@@ -27,15 +27,15 @@ class _Group:
 
 
 def is_copy(bound: BoundSymbol) -> bool:
-    """Return whether a claimed call is one prims.copy_."""
+    """Return whether a claimed call is a single prims.copy_."""
     return [call.symbol for call in bound.subsymbols] == [prims.copy_]
 
 
 def join_copies(trace: Trace, operator: Symbol) -> Trace:
     """Return the claimed trace with the copies to inputs as calls of `operator`, a (targets, sources) of the executor
-    that runs them: one for each dtype and device, at the place of the last copy.
+    that runs them: one per dtype and device, at the position of the last copy.
 
-    A copy runs later only where no call in between reads or writes its target, or writes its source.
+    A copy runs later only if no call in between reads or writes its target, or writes its source.
     """
     calls = trace.bound_symbols
     groups = [group.places for group in _groups(trace, operator.executor) if len(group.places) > 1]
@@ -78,7 +78,7 @@ def _groups(trace: Trace, executor: Any) -> list[_Group]:
 
 
 def _are_alike(target: Any, source: Any) -> bool:
-    """Return whether torch's kernel for many tensors takes both; it takes no conjugates."""
+    """Return whether torch's multi-tensor kernel accepts both; it accepts no conjugates."""
     if target.dtype is not source.dtype or target.device != source.device or target.dtype.is_complex:
         return False
     return same_shape(target.shape, source.shape)

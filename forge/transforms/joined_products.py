@@ -1,10 +1,10 @@
-"""Products of one input with several weights become one, of which each is a part: queries, keys and values; gates.
+"""Products of one input with several weights become one, of which each is a slice: queries, keys and values; gates.
 
     linear(x, q, a), linear(x, k, b) = split(linear(x, cat(q, k), cat(a, b)))
 
-where the weights are weights of a frozen program. A part is a view; one that the program returns, or changes through a
-view, which keeps its strides, is a copy, and so are all where an opaque call may ask for the strides that torch gives
-them (torch.as_strided).
+if the weights are weights of a frozen program. A slice is a view; one that the program returns, or mutates through a
+view, which keeps its strides, is a copy, and so are all if an opaque call may depend on torch's strides of them
+(torch.as_strided).
 """
 
 from collections.abc import Callable, Sequence
@@ -41,10 +41,10 @@ class _Product(NamedTuple):
 def join_products(
     trace: Trace, freezing: Freezing, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True
 ) -> Trace:
-    """Return the trace with linear layers (and products with a matrix) of one input joined, where their weights are
+    """Return the trace with linear layers (and products with a matrix) of one input joined, if their weights are
     constant.
 
-    `in_torch` says whether a call runs as torch runs it: one for which the user named another kernel is left alone.
+    `in_torch` returns whether a call runs as torch runs it: one for which the user selected another kernel stays.
     """
     values = freezing.values(trace)
     groups: dict[tuple[Any, ...], list[_Product]] = {}
@@ -64,7 +64,7 @@ def join_products(
 
 
 def _product(bound: BoundSymbol, values: set[str]) -> _Product | None:
-    """Return a call as a product of something with a matrix that is made of weights alone."""
+    """Return a call as a product with a matrix that depends on weights alone."""
     if bound.symbol is LINEAR:
         arguments = LINEAR.bind(bound.args, bound.kwargs)
         x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
@@ -80,7 +80,7 @@ def _product(bound: BoundSymbol, values: set[str]) -> _Product | None:
 
 
 def _rewrite(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, list[_Product]]) -> Trace:
-    """Return the trace with the products joined. `ahead` are the calls that make the weights, which come first."""
+    """Return the trace with the products joined. `ahead` are the calls that compute the weights, which come first."""
     first = set(map(id, ahead))
     dead = {product.bound.output.name for group in joined.values() for product in group}
     opaque = any(Tag.OPAQUE in bound.all_tags for bound in trace.bound_symbols)
@@ -97,7 +97,7 @@ def _rewrite(trace: Trace, ahead: Sequence[BoundSymbol], joined: dict[str, list[
 
 
 def _changed_names(trace: Trace, names: set[str]) -> set[str]:
-    """Return the values among `names` that the program changes through a view: by a scatter into it."""
+    """Return the values among `names` that the program mutates through a view: by a scatter into it."""
     root_of = {name: name for name in names}
     result = set()
     for bound in trace.bound_symbols:
@@ -110,7 +110,7 @@ def _changed_names(trace: Trace, names: set[str]) -> set[str]:
 
 
 def _record(new: Trace, group: list[_Product], copied: set[str]) -> None:
-    """One product and its parts, of which those of these names have memory of their own."""
+    """Record one product and its slices; those of these names are copies."""
     bound = group[0].bound
     with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
         whole = _join(group)

@@ -1,8 +1,8 @@
-"""Linear layers with quantized weights of one input become one call, where an executor computes several by one kernel.
+"""Linear layers with quantized weights of one input become one call, if an executor computes several by one kernel.
 
     linear_int4(x, q, ...), linear_int4(x, k, ...), linear_int4(x, v, ...)  ->  quantized_linears(x, (q, k, v), ...)
 
-For a row, as a language model decodes by, each takes about as long as a kernel starts. Weights stay where they are.
+For a single row, as in decoding, each takes about as long as a kernel launch. The weights are not copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class _Layer(NamedTuple):
     operands: dict[str, Any]
 
     def operand(self, name: str) -> TensorProxy | None:
-        """Return an operand by its name, None where there is none."""
+        """Return an operand by its name, None if there is none."""
         return self.operands.get(name)
 
     @property
@@ -39,8 +39,8 @@ def join_quantized(trace: Trace, takes: Callable[[BoundSymbol, Sequence[BoundSym
 
     Args:
         trace: The program.
-        takes: Returns whether an executor runs a joined call, and would run each of these calls alone.
-        most: How many layers one call computes: queries, keys and values.
+        takes: Returns whether an executor accepts a joined call, and would run each of these calls alone.
+        most: The number of layers that one call computes at most: queries, keys and values.
     """
     groups: dict[tuple[Any, ...], list[_Layer]] = {}
     inputs = set(trace.input_names)
@@ -48,7 +48,7 @@ def join_quantized(trace: Trace, takes: Callable[[BoundSymbol, Sequence[BoundSym
         if bound.symbol in _SYMBOLS:
             layer = _Layer(bound, bound.symbol.bind(bound.args, bound.kwargs))
             rest = names([value for name, value in layer.operands.items() if name != "input"])
-            if inputs.issuperset(rest):  # inputs: they are there at the first of the calls
+            if inputs.issuperset(rest):  # inputs, which are available at the first of the calls
                 groups.setdefault(layer.form, []).append(layer)
     parts = [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
     new = trace.derive("join_quantized", [])

@@ -1,4 +1,4 @@
-"""Values die at their last use: `del` after it."""
+"""Lifetimes: values are deleted after their last use."""
 
 from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.printing import DEL
@@ -6,7 +6,7 @@ from forge.ir.pytree import tensors
 
 
 def delete_last_used(trace: Trace, *, own_inputs: bool = False) -> Trace:
-    """Return the trace with a `del` after the last use of each tensor; of its inputs too where the trace owns them."""
+    """Return the trace with a `del` after the last use of each tensor; of its inputs too if the trace owns them."""
     alive = set(trace.output_names) | set(trace.constants)
     if not own_inputs:
         alive.update(trace.input_names)
@@ -28,7 +28,7 @@ def delete_last_used(trace: Trace, *, own_inputs: bool = False) -> Trace:
 
 
 def read_positions(trace: Trace) -> list[int]:
-    """Return the places of the inputs that the trace reads."""
+    """Return the positions of the inputs that the trace reads."""
     read = {name for bound in trace.bound_symbols if bound.symbol is not DEL for name in bound.inputs}
     read.update(trace.output_names)
     return [index for index, name in enumerate(trace.input_names) if name in read]

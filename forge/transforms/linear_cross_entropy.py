@@ -1,4 +1,4 @@
-"""A language model's head and loss become one call, which never holds all logits.
+"""A language model's head and loss become one call, which never materializes all logits.
 
     logits = linear(hidden, weight)                                  (..., V), the largest tensor of a training step
     scaled = cap * tanh(logits / cap)                                casts, scales, caps, shapes, slices of rows
@@ -6,7 +6,7 @@
 
 is found by walking back from each cross_entropy (or nll_loss of log_softmax) to the linear layer, through prims, so
 that it does not matter how it was written. Calls that take rows of logits take rows of `hidden` instead.
-Logits that the program returns are made as before; what follows them is not held.
+Logits that the program returns are computed as before; values derived from them are not kept.
 """
 
 import math
@@ -31,7 +31,7 @@ LOG_SOFTMAX = (torchlang.log_softmax, torchlang.functional_log_softmax)
 LINEAR = torchlang.linear
 PRODUCTS = frozenset({torchlang.matmul, torchlang.mm})
 
-BYTE_LIMIT = 16 * 2**20  # fewer bytes of logits are not worth it
+BYTE_LIMIT = 16 * 2**20  # fewer bytes of logits do not pay
 
 _SAME_ROWS = frozenset({prims.contiguous, prims.clone})
 _LAYOUT = frozenset({prims.reshape, prims.permute, prims.slice, prims.squeeze})
@@ -40,9 +40,9 @@ _TARGETS = (torch.int64, torch.uint8)
 
 
 class _Loss(NamedTuple):
-    """A cross entropy of `scores`, after `steps`: what the call that makes it was given. `softmax` is the call of
-    log_softmax where nll_loss makes it, `after` are the calls that show its result in another shape, `own` those that
-    the program wrote for them."""
+    """A cross entropy of `scores`, after `steps`: the arguments of the loss's call. `softmax` is the call of
+    log_softmax if nll_loss computes it, `after` are the calls that reshape its result, `own` the program's calls of
+    these."""
 
     bound: BoundSymbol
     softmax: BoundSymbol | None
@@ -59,7 +59,7 @@ class _Loss(NamedTuple):
 
 class _Head(NamedTuple):
     """One site. `calls` lead from the linear layer's call to the scores; the first `prefix_length` stay, since the
-    program reads what they make (None: it does not read the logits)."""
+    program reads their results (None: it does not read the logits)."""
 
     loss: _Loss
     base: BoundSymbol
@@ -72,9 +72,9 @@ def fused_linear_cross_entropy(
 ) -> Trace:
     """Return the trace with every head and loss as one call of torchlang.linear_cross_entropy.
 
-    `in_torch` says whether a call runs as torch runs it: one for which the user named another kernel is left alone. So
-    are heads of fewer than `limit` bytes of logits (BYTE_LIMIT), and in training float16, whose gradients depend on the
-    scale of the loss, and losses that are not reduced, whose gradients need another matrix product.
+    `in_torch` returns whether a call runs as torch runs it: one for which the user selected another kernel
+    stays. So do heads of fewer than `limit` bytes of logits (BYTE_LIMIT), and in training float16, whose gradients
+    depend on the scale of the loss, and losses that are not reduced, whose gradients need another matrix product.
     """
     program = _Program(trace, in_torch, BYTE_LIMIT if limit is None else limit)
     heads = {head.loss.bound.output.name: head for head in program.heads()}
@@ -89,7 +89,7 @@ def fused_linear_cross_entropy(
 
 
 class _Program:
-    """Who makes and who reads each value of a trace."""
+    """The producer and the users of each value of a trace."""
 
     def __init__(self, trace: Trace, in_torch: Callable[[BoundSymbol], bool], limit: int) -> None:
         self.calls = trace.bound_symbols
@@ -129,7 +129,7 @@ class _Program:
         return loss if bound.symbol is CROSS_ENTROPY else self.of_log_softmax(loss)
 
     def of_log_softmax(self, loss: _Loss) -> _Loss | None:
-        """Return an nll_loss as the cross entropy of what its log softmax is of."""
+        """Return an nll_loss as the cross entropy of its log softmax's argument."""
         logs, reader, after, own = loss.scores, loss.bound, [], [loss.bound]
         while True:
             maker = self.makers.calls.get(logs.name)
@@ -155,11 +155,11 @@ class _Program:
         return self.differentiable and Tag.NO_GRAD not in bound.tags
 
     def is_read_beside(self, name: str, reader: BoundSymbol) -> bool:
-        """Return whether somebody else than `reader` reads a value."""
+        """Return whether a value has other users than `reader`."""
         return name in self.outputs or any(each is not reader for each in self.readers.get(name, ()))
 
     def head(self, loss: _Loss) -> _Head | None:
-        """Return the way back from a loss to the linear layer; None where it is not one."""
+        """Return the way back from a loss to the linear layer; None if there is none."""
         calls: list[BoundSymbol] = []
         tops = list(loss.own)
         name = loss.scores.name
@@ -179,7 +179,7 @@ class _Program:
         return self.with_uses(head, tops) if self.fits(head) else None
 
     def fits(self, head: _Head) -> bool:
-        """Return whether classes stay one dim on the way, in dtypes and of a size for which chunks are worth it."""
+        """Return whether classes stay one dim on the way, in dtypes and of a size for which chunks pay."""
         logits = head.base.output
         values: list[TensorProxy] = [logits, *[call.output for call in head.calls]]
         allowed = _WIDE if self.trains(head.base) else (*_WIDE, torch.float16)
@@ -198,8 +198,8 @@ class _Program:
         return axes[-1] == 1 and math.prod(map(hint_of, logits.shape)) * wide >= self.limit
 
     def with_uses(self, head: _Head, tops: Sequence[BoundSymbol]) -> _Head | None:
-        """Return the head with what the program reads of its values; None where a gradient may come back to them from
-        elsewhere in it: it would take the products twice."""
+        """Return the head with the program's other uses of its values; None if these may add gradients in its middle,
+        which would compute the products twice."""
         own = {id(top) for top in tops}
         values = [head.base.output, *[call.output for call in head.calls]]
         prefix_length = None
@@ -237,7 +237,7 @@ def _base(bound: BoundSymbol) -> tuple[TensorProxy, TensorProxy, TensorProxy | N
 
 
 def _is_step(call: BoundSymbol) -> bool:
-    """Return whether a prim is done to each row by itself, or shows the rows in another shape."""
+    """Return whether a prim acts on each row separately, or reshapes the rows."""
     symbol, operands = call.symbol, tensors(call.args)
     if len(operands) != 1 or not isinstance(call.output, TensorProxy):
         return False
@@ -258,7 +258,7 @@ def _step(call: BoundSymbol) -> Step | None:
 
 
 def _moved_axis(call: BoundSymbol, axis: int) -> int | None:
-    """Where the dim of the classes is after a call; None where it is cut, or joined with others."""
+    """Return the class dim after a call; None if it is cut, or joined with others."""
     x, symbol = tensors(call.args)[0], call.symbol
     if symbol is prims.permute:
         return tuple(call.args[1]).index(axis)
@@ -279,7 +279,7 @@ def _known_axis(call: BoundSymbol, axis: int) -> int:
 
 
 def _loss_of(head: _Head) -> TensorProxy:
-    """Record what takes the rows, and the call that makes the loss of them."""
+    """Record the selection of the rows, and the call that computes the loss from them."""
     loss = head.loss
     base = _base(head.base)
     assert base is not None, f"{head.base} is no product"
@@ -317,7 +317,7 @@ def _axis_after(head: _Head, calls: int) -> int:
 def _rows_of(x: TensorProxy, calls: Sequence[BoundSymbol], axis: int) -> TensorProxy:
     """Return the calls' result for the rows along `axis`, of any number, which is the last dim of the result.
 
-    Calls at the end that leave the rows in order are left out.
+    Trailing calls that leave the rows in order are omitted.
     """
     places: list[tuple[BoundSymbol, int]] = []
     for call in calls:

@@ -1,9 +1,9 @@
-"""Gradients of a table of few rows are sums of what was read of each row.
+"""Gradients of a table of few rows become masked sums.
 
     index_put(zeros, (index,), g, accumulate=True)[r]  =  sum(where(index == r, g, 0))
 
 Relative positions, types of tokens and buckets of distances are read thousands of times each. A GPU adds them by
-atomics, which wait for each other and round at each step, or sorts them in a dozen of kernels; a region compares an
+atomics, which serialize and round at each step, or sorts them in a dozen kernels; a region compares an
 index with each row, in one kernel, in one order, and adds in float32.
 """
 
@@ -25,12 +25,12 @@ from forge.transforms.replacement import record_as
 _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 _INDICES = frozenset({torch.int32, torch.int64})
 _MOST = 2**27  # comparisons; an H200 makes one in 0.4 to 1.5 ps, and sorts in 40 to 200 us
-MANY = 4  # rows that are added to each one, on average, from which on atomic additions wait for each other
+MANY = 4  # average additions per row, from which on atomics serialize
 _ADDITIONS = frozenset({prims.embedding_backward, prims.index_put, clang.index_add})
 
 
 class _Addition(NamedTuple):
-    """Rows of g that are added to zeros where `indices` say, along a dim; those of the row `skipped` are not."""
+    """Rows of g that are added to zeros at `indices`, along a dim, except for the row `skipped`."""
 
     g: TensorProxy
     indices: TensorProxy
@@ -44,12 +44,12 @@ def adds_rows(bound: BoundSymbol) -> bool:
 
 
 def sum_few_rows(trace: Trace, is_fused: Callable[[BoundSymbol], bool], *, on_cpu: bool = False) -> Trace:
-    """Return the program with masked sums in the place of additions of many rows to few.
+    """Return the program with masked sums for additions of many rows to few.
 
     Args:
         trace: The program, with the gradients in it.
         is_fused: Returns whether a call may be in a region.
-        on_cpu: Whether tables of a CPU are summed so, too, which adds faster than it compares.
+        on_cpu: Whether tables on a CPU are summed so, too, which adds faster than it compares.
     """
     makers = Makers(trace)
     new = trace.derive("sum_few_rows", [])
@@ -71,7 +71,7 @@ def sum_few_rows(trace: Trace, is_fused: Callable[[BoundSymbol], bool], *, on_cp
 
 
 def _addition(bound: BoundSymbol, makers: Makers) -> _Addition | None:
-    """Return what a call adds to zeros, by one index, where that is all that it does."""
+    """Return the rows that a call adds to zeros, by one index, if it does nothing else."""
     if bound.symbol is prims.embedding_backward:
         g, positions, _, padding_idx, scales_by_frequency = bound.args
         return None if scales_by_frequency else _Addition(g, positions, 0, padding_idx)
@@ -94,7 +94,7 @@ def _addition(bound: BoundSymbol, makers: Makers) -> _Addition | None:
 
 
 def _pays(addition: _Addition, table: TensorProxy, on_cpu: bool) -> bool:
-    """Return whether each row of a table is given many, and there are few comparisons."""
+    """Return whether each row of a table gets many additions, and there are few comparisons."""
     g, indices, dim, _ = addition
     if g.device.type == "cpu" and not on_cpu:
         return False

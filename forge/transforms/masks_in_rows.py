@@ -1,12 +1,12 @@
-"""Attention masks and biases are made what attention's kernels read, once for all calls that share one.
+"""Attention masks and biases are converted to the form that attention's kernels read, once for all users of one.
 
     scores + bias, of bias = table[positions].permute(2, 0, 1)
            = scores + bias.contiguous()
     attend(mask) = attend(zeros.masked_fill(~mask, -inf)), of a mask of bools
 
-Kernels add masks of the query's dtype, whose rows lie in memory element by element, each row at a multiple of 16
-elements. Another mask would be converted and copied by each call, and by each call's backward. The copy of one that is
-computed is fused with what computes it, and the backward reads the copy alone.
+Kernels add masks of the query's dtype, whose rows are contiguous, each row at a multiple of 16
+elements. Any other mask would be converted and copied by each call, and by each call's backward. The copy of a
+computed mask is fused with its computation, and the backward reads only the copy.
 """
 
 from collections.abc import Callable
@@ -51,9 +51,9 @@ def masks_in_rows(
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
-    """Return the trace with attention calls given masks that are added and, on `device`, lie in rows.
+    """Return the trace with attention masks that are additive and, on `device`, row-major.
 
-    strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it.
+    strides: torch's strides of the values of a trace, by name. in_torch: whether a call runs as torch runs it.
     """
     candidates = [(bound, mask) for bound in trace.bound_symbols if (mask := _mask(bound, device)) is not None]
     if not candidates:
@@ -86,7 +86,7 @@ def _mask(bound: BoundSymbol, device: str) -> _Mask | None:
 
 
 def _is_refused(strides: tuple[Dim, ...]) -> bool:
-    """Return whether kernels do not take a mask of these strides."""
+    """Return whether kernels reject a mask of these strides."""
     if not statically_true(strides[-1] == 1):
         return isinstance(strides[-1], int) and strides[-1] != 0
     return any(isinstance(step, int) and step % ROW_ELEMENTS for step in strides[:-1])
@@ -115,7 +115,7 @@ def _rewrite(trace: Trace, masks: dict[int, _Mask], strides: Strides, device: st
 
 
 def _record_again(new: Trace, bound: BoundSymbol) -> None:
-    """Record an attention call, whose mask is another one: its decomposition depends on the mask's dtype."""
+    """Record an attention call with another mask: its decomposition depends on the mask's dtype."""
     with new.set_tags(bound.tags, bound.source):
         record_as(new, bound.output, lambda: ATTENTION(*bound.args, **bound.kwargs))
 
@@ -123,8 +123,8 @@ def _record_again(new: Trace, bound: BoundSymbol) -> None:
 def _as_kernels_read_it(
     mask: _Mask, strides: tuple[Dim, ...], makers: dict[str, BoundSymbol], device: str, is_expanded_before: bool
 ) -> TensorProxy:
-    """Record a mask as kernels read it; its expanded dims stay expanded, unless each element has a gradient of its
-    own."""
+    """Record a mask as kernels read it; its expanded dims stay expanded, unless each element has its own
+    gradient."""
     each = _before_expand(mask.proxy, makers)
     if each is mask.proxy and not is_expanded_before:
         for dim, step in enumerate(strides[:-1]):
@@ -139,7 +139,7 @@ def _as_kernels_read_it(
 
 
 def _in_rows(mask: TensorProxy, is_dense: bool) -> TensorProxy:
-    """Record a mask in rows. is_dense: whether each row lies in memory element by element."""
+    """Record a row-major mask. is_dense: whether its rows are contiguous."""
     length = mask.shape[-1]
     missing = -length % ROW_ELEMENTS if isinstance(length, int) else 0
     if not missing or not is_dense:
@@ -148,8 +148,8 @@ def _in_rows(mask: TensorProxy, is_dense: bool) -> TensorProxy:
 
 
 def _is_expanded_before(mask: TensorProxy, makers: dict[str, BoundSymbol], strides: Strides) -> bool:
-    """Return whether a mask shows a value with a gradient that no view of the program expanded: of elements that share
-    memory, each has a gradient of its own."""
+    """Return whether a mask is of a differentiable value that no view of the program expanded: of elements that share
+    memory, each has its own gradient."""
     base = mask
     while (maker := makers.get(base.name)) is not None and is_view(maker):
         base = tensors(maker.args)[0]

@@ -1,9 +1,9 @@
-"""Index tensors of a CPU are moved once to the device of what they index.
+"""Index tensors on a CPU are moved once to the device of the tensors that they index.
 
     table[positions] = table[positions.to(table.device)]
 
 torch moves them at each call, and waits for the copy. Positions that a model computes without naming a device depend on
-no input: they become constants on the device, and the index is a call of its program as all others.
+no input: they become constants on the device, and the index is a call of its program like any other.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ _INDEXED = {
 
 
 def move_indices(trace: Trace) -> Trace:
-    """Return the trace with indices on the devices of what they index; numbers stay where they are."""
+    """Return the trace with indices on the devices of the tensors that they index; numbers are not moved."""
     if all(bound.symbol not in _INDEXED for bound in trace.bound_symbols):
         return trace
     copies: dict[tuple[str, str], TensorProxy] = {}
@@ -51,5 +51,5 @@ def move_indices(trace: Trace) -> Trace:
 
 
 def _is_elsewhere(leaf: Any, device: str) -> bool:
-    """Return whether a leaf is a tensor with dims of a CPU, and what it indexes is not there."""
+    """Return whether a leaf is a CPU tensor with dims that indexes a tensor on another device."""
     return isinstance(leaf, TensorProxy) and leaf.device.type == "cpu" != device and leaf.ndim > 0

@@ -1,9 +1,9 @@
-"""Matrix products with the calls that follow them, each as one call, which an executor may run by one kernel.
+"""Matrix products and their epilogues, each as one call, which an executor may run by one kernel.
 
-A product's followers are the pointwise calls, and the views between them, of results of the product and of its other
-followers: a bias, an activation or its gradient, a residual, a scale, a conversion. They are one composite call in the
-place of the last of them, so that a follower belongs to the last product that it reads. The composite returns what
-others read: the sum before an activation, where a backward reads that, too.
+A product's epilogue consists of the pointwise calls, and the views between them, of results of the product and of other
+calls of its epilogue: a bias, an activation or its gradient, a residual, a scale, a conversion. They become one
+composite at the position of the last of them, so that an epilogue belongs to the last product that it reads. The
+composite returns the values with other users: the sum before an activation, if a backward reads that, too.
 """
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
@@ -24,12 +24,12 @@ _symbols: BoundedDict = BoundedDict(4096)
 
 
 class ProductSymbol(Symbol):
-    """A product with what follows it: a composite of calls, which its first argument describes."""
+    """A product with its epilogue: a composite of calls, which its first argument describes."""
 
 
 @dataclass(frozen=True)
 class _Input:
-    """An argument of the composite, by place."""
+    """An argument of the composite, by index."""
 
     place: int
 
@@ -39,7 +39,7 @@ class _Input:
 
 @dataclass(frozen=True)
 class _Result:
-    """A result of an earlier call of the composite, by place among the results of all."""
+    """A result of an earlier call of the composite, by index among the results of all."""
 
     place: int
 
@@ -48,7 +48,7 @@ class _Result:
 
 
 class _Group:
-    """The calls of a product and its followers so far, and their places in the trace. is_open: whether another may
+    """The calls of a product and its epilogue so far, and their positions in the trace. is_open: whether another may
     follow, since no other call has read a result."""
 
     def __init__(self, product: BoundSymbol, place: int) -> None:
@@ -71,16 +71,16 @@ def products(
     views: Container[str],
     wins: Callable[[BoundSymbol, BoundSymbol], bool],
 ) -> Trace:
-    """Return the trace with the products, and what follows them, as one call each where that wins.
+    """Return the trace with the products and their epilogues as one call each where that wins.
 
     Args:
         trace: The trace.
         is_product: Whether a call is a product that may be in such a call.
-        is_epilogue: Whether a call may follow it there.
+        is_epilogue: Whether a call may be in an epilogue.
         is_fused: Whether a call is in a region.
-        views: The names of values that are memory of others.
-        wins: Whether such a call is faster than its parts. It is given the call, and a call of it and of the calls that
-            would be in one region with its followers if these were not in it.
+        views: The names of values that alias others.
+        wins: Whether such a call is faster than its parts. It takes the call, and a call of it and of the calls that
+            would be in one region with its epilogue if this were not in it.
     """
     groups = _find_groups(trace, is_product, is_epilogue)
     readers = _readers(trace)
@@ -104,7 +104,7 @@ def _find_groups(trace: Trace, is_product: Asked, is_epilogue: Asked) -> list[_G
     groups: list[_Group] = []
     owners: dict[str, _Group] = {}
     for place, bound in enumerate(trace.bound_symbols):
-        if Tag.EFFECT in bound.all_tags:  # no call moves behind it
+        if Tag.EFFECT in bound.all_tags:  # no call moves after it
             for group in groups:
                 group.is_open = False
         read = {id(owners[name]): owners[name] for name in bound.inputs if name in owners}.values()
@@ -122,7 +122,7 @@ def _find_groups(trace: Trace, is_product: Asked, is_epilogue: Asked) -> list[_G
 
 
 def _owner(bound: BoundSymbol, read: list[_Group], is_epilogue: Asked) -> _Group | None:
-    """Return the group that a call follows, the last of those that it may."""
+    """Return the group that a call can join, the last one if there are several."""
     for group in sorted(read, key=lambda group: group.places[0], reverse=True):
         same = all(statically_true(proxy.numel() == group.numel) for proxy in tensors(bound.output))
         if group.is_open and same and is_epilogue(bound):
@@ -131,8 +131,8 @@ def _owner(bound: BoundSymbol, read: list[_Group], is_epilogue: Asked) -> _Group
 
 
 def _readers(trace: Trace) -> Readers:
-    """Return the places of the calls that read each value; the trace's end, as the place after the last, reads its
-    output."""
+    """Return the positions of the calls that read each value; the trace's end, as the position after the last, reads
+    its output."""
     result: dict[str, list[int]] = {}
     for place, bound in enumerate(trace.bound_symbols):
         for name in bound.inputs:
@@ -143,14 +143,14 @@ def _readers(trace: Trace) -> Readers:
 
 
 def _escaping(calls: Sequence[BoundSymbol], places: Collection[int], readers: Readers) -> list[str]:
-    """Return the results of calls that others than those in these places read."""
+    """Return the results of calls that have users outside of these positions."""
     inside = set(places)
     results = [name for call in calls for name in call.outputs]
     return [name for name in results if not inside.issuperset(readers.get(name, ()))]
 
 
 def _shorten(group: _Group, readers: Readers, views: Container[str]) -> None:
-    """Remove followers from the end of a group until it returns no view."""
+    """Remove calls from the end of a group until it returns no view."""
     while len(group.calls) > 1 and any(name in views for name in _escaping(group.calls, group.places, readers)):
         group.calls.pop()
         group.places.pop()
@@ -159,8 +159,8 @@ def _shorten(group: _Group, readers: Readers, views: Container[str]) -> None:
 def _with_neighbours(
     trace: Trace, group: _Group, call: BoundSymbol, readers: Readers, views: Container[str], is_fused: Asked
 ) -> BoundSymbol:
-    """Return the call of a group with the fused calls that read its results, through views too: a follower that costs
-    nothing in their region is not one that the call saves."""
+    """Return the call of a group with the fused users of its results, through views too: an epilogue that is free in
+    their region saves no call."""
     if len(group.calls) == 1:
         return call
     followers: set[int] = set()
@@ -210,7 +210,7 @@ def _call_of(calls: Sequence[BoundSymbol], escaping: Sequence[str], kind: type[S
 
 
 def _symbol_of(rows: Sequence[Row], returned: Sequence[int], kind: type[Symbol]) -> tuple[Symbol, str]:
-    """Return the symbol that calls like these share, and what tells it from others of its name, as text."""
+    """Return the symbol that such calls share, and a text that distinguishes it from others of its name."""
     text = "; ".join([f"{symbol.id}{args}{kwargs or ''}" for symbol, args, kwargs in rows]) + f" -> {[*returned]}"
     key = (kind, text, *[(symbol, key_of(args), key_of(kwargs)) for symbol, args, kwargs in rows])
     if key not in _symbols:

@@ -1,21 +1,21 @@
 """Rematerialization: save or recompute each value that a backward reads, so that the fewest bytes are saved.
 
-The forward is a network from its inputs to what the backward reads. Each value is an edge whose capacity is its bytes;
-the minimum cut is what to save, and what lies between the cut and the backward is computed again. Inputs that the
+The forward is a network from its inputs to the backward's reads. Each value is an edge whose capacity is its bytes;
+the minimum cut is the set to save, and the values between the cut and the backward are recomputed. Inputs that the
 backward reads anyway, and parameters of modules, cost nothing; others are saved as copies, since their memory may
-change. Calls that are not cheap to run twice (a matrix product, attention, an embedding), draw random numbers or are
+change. Calls that are expensive (a matrix product, attention, an embedding), draw random numbers or are
 opaque are never on the far side of the cut.
 
-Nor are values that link the layers, such as the hidden states that each layer adds to: to compute the last of them
-again is to compute all of them, in one kernel when the backward begins, and to hold them until each layer's turn. By
-their *level*, the number of calls that run once between the inputs and a value, a chain of calls that run again ends
-where the level rises. A reduction whose small result is saved raises none: what it reads would be saved as it reads it,
-in float32.
+Nor are values that link the layers, such as the hidden states that each layer adds to: to recompute the last of them
+is to recompute all of them, in one kernel when the backward begins, and to keep them until each layer's turn. By
+their *level*, the number of calls that run once between the inputs and a value, a chain of recomputed calls ends
+where the level rises. A reduction whose small result is saved raises none: its input would be saved in the form in
+which it reads it, in float32.
 
-A call that makes statistics and what they normalize is parted (`register_parted`): its statistics are saved, the rest
-is cheap to compute again.
+A call that computes statistics and a value normalized by them is split (`register_parted`): its statistics are saved,
+the rest is cheap to recompute.
 
-Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), for computing again; a cut as in the
+Source: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), for recomputation; a cut as in the
 partitioners of AOTAutograd (torch._functorch.partitioners).
 """
 
@@ -40,9 +40,9 @@ _parted: dict[Symbol, Callable[[BoundSymbol], TensorProxy | None]] = {}
 
 
 def register_parted(symbol: Symbol, last: Callable[[BoundSymbol], TensorProxy | None]) -> None:
-    """Have calls of a symbol parted in two where the first result is cheap to compute from the others.
+    """Register a split of a symbol's calls whose first result is cheap to compute from the others.
 
-    last: records one call, which computes the first result from the others, and returns its result; None where the
+    last: records one call, which computes the first result from the others, and returns its result; None if the
     result would differ.
     """
     assert symbol not in _parted
@@ -59,11 +59,11 @@ def rematerialize(
     fused: Callable[[BoundSymbol], bool] = lambda bound: False,
     chains: bool = False,
 ) -> Trace:
-    """Return the forward with the calls that the backward is to run again tagged Tag.RECOMPUTE.
+    """Return the forward with the calls that the backward recomputes tagged Tag.RECOMPUTE.
 
-    cheap: whether a call may be run twice. copied: values of which only a copy can be saved. unread: values that no
-    call reads again. fused: whether a call may be parted, since its parts run as one. chains: whether chains of calls
-    may lead through the levels, which saves the fewest bytes.
+    cheap: whether a call may be recomputed. copied: values of which only a copy can be saved. unread: values that no
+    recomputed call reads. fused: whether a call may be split, since its parts run as one. chains: whether chains of
+    calls may lead through the levels, which saves the fewest bytes.
     """
     sizes = {proxy.name for proxy in forward.inputs if not isinstance(proxy, TensorProxy)}
     read = set(free_names(backward, sizes))
@@ -106,9 +106,9 @@ def rematerialize(
 def _cut(
     forward: Trace, calls: Sequence[BoundSymbol], again: Iterable[bool], read: set[str], copied: Collection[str]
 ) -> set[str]:
-    """Return the names of the values to compute again."""
+    """Return the names of the values to recompute."""
     network = _Network(copied)
-    # of parameters that are gathered, in each process the same: all gather the same ones again
+    # of gathered parameters, the same on every rank: all ranks recompute the same gathers
     parts = {bound.args[0].name: _bytes(bound.output) // bound.args[5][0] for bound in calls if is_unshard(bound)}
     for proxy in forward.inputs:
         network.add(proxy, parts.get(proxy.name, _bytes(proxy)) if proxy.name in copied else 0)
@@ -125,8 +125,8 @@ def _cut(
 def _part(
     new: Trace, calls: Iterable[BoundSymbol], can_split: Callable[[BoundSymbol], bool]
 ) -> dict[int, tuple[BoundSymbol, BoundSymbol]]:
-    """Record the calls, in two parts where the first result is cheap to compute from the others. Return each such call
-    and its last part by the id of its first part, which makes these others and runs once."""
+    """Record the calls, split in two if the first result is cheap to compute from the others. Return each such call
+    and its last part by the id of its first part, which computes these others and runs once."""
     parted: dict[int, tuple[BoundSymbol, BoundSymbol]] = {}
     with recording(new, clang.language):
         for bound in calls:
@@ -143,7 +143,7 @@ def _part(
 
 
 def _last_part(new: Trace, bound: BoundSymbol) -> BoundSymbol | None:
-    """Return the call that makes the first result of another one from its other results, if there is one."""
+    """Return the call that computes another one's first result from its other results, if there is one."""
     with new.set_tags(bound.tags, bound.source), new.collecting() as recorded:
         result = _parted[bound.symbol](bound)
     if result is None:
@@ -153,7 +153,7 @@ def _last_part(new: Trace, bound: BoundSymbol) -> BoundSymbol | None:
 
 
 def _join(calls: Sequence[BoundSymbol], parted: Mapping[int, tuple[BoundSymbol, BoundSymbol]]) -> list[BoundSymbol]:
-    """Return the calls, those whole whose last part is not computed again: it is the same object then."""
+    """Return the calls, those whole whose last part is not recomputed, as the same objects."""
     same = set(map(id, calls))
     whole = {first: bound for first, (bound, last) in parted.items() if id(last) in same}
     dropped = {id(last) for _, last in parted.values() if id(last) in same}
@@ -161,15 +161,15 @@ def _join(calls: Sequence[BoundSymbol], parted: Mapping[int, tuple[BoundSymbol, 
 
 
 def _may_run_again(bound: BoundSymbol, cheap: Callable[[BoundSymbol], bool], exact: set[str]) -> bool:
-    """exact: values that are compared with what the forward made of them."""
+    """Return whether a call may be recomputed. exact: values compared with those that the forward computed."""
     if not _NEVER.isdisjoint(bound.all_tags):
         return False
     return Tag.RECOMPUTE in bound.tags or (exact.isdisjoint(bound.outputs) and cheap(bound))
 
 
 def _links(calls: Iterable[BoundSymbol], again: Iterable[bool], small: Iterable[bool]) -> set[str]:
-    """Return the values that calls of a higher level would read to run again. A value that depends on the inputs alone
-    links nothing. small: whether a call runs once because its result is small; it raises no level."""
+    """Return the values that calls of a higher level would read when recomputed. A value that depends on the inputs
+    alone links nothing. small: whether a call runs once because its result is small; it raises no level."""
     levels: dict[str, int] = {}
     computed: set[str] = set()
     links: set[str] = set()
@@ -189,7 +189,7 @@ def _to_recompute(bound: BoundSymbol) -> BoundSymbol:
 
 
 class _Network:
-    """Values as edges (name, 0) → (name, 1); who may run again leads from what it reads to what it makes."""
+    """Values as edges (name, 0) → (name, 1); recomputable calls have edges from their operands to their results."""
 
     def __init__(self, copied: Collection[str]) -> None:
         self.graph = networkx.DiGraph()
@@ -200,7 +200,7 @@ class _Network:
     def add(self, proxy: Proxy, bytes: int) -> None:
         """Add a value."""
         self.values.add(proxy.name)
-        is_copied = proxy.name in self.copied  # of values of one size, one that is there anyway
+        is_copied = proxy.name in self.copied  # of values of one size, prefer one that exists anyway
         self.graph.add_edge((proxy.name, 0), (proxy.name, 1), capacity=bytes + is_copied)
 
     def give(self, name: str) -> None:
@@ -213,7 +213,7 @@ class _Network:
         for proxy in proxies(bound.output):
             if proxy.name not in bound.outputs or proxy.name in self.values:
                 continue
-            self.add(proxy, _bytes(proxy) + view)  # rather than a view, what it shows
+            self.add(proxy, _bytes(proxy) + view)  # its base is preferred to a view
             if not again:
                 self.give(proxy.name)
             for name in bound.inputs:
@@ -221,12 +221,12 @@ class _Network:
                     self.graph.add_edge((name, 1), (proxy.name, 0))
 
     def take(self, names: Iterable[str]) -> None:
-        """Have the backward read these."""
+        """Add the backward's reads."""
         for name in names:
             self.graph.add_edge((name, 1), _SINK)
 
     def computed_again(self) -> set[str]:
-        """Return the names of the values that are on the backward's side of the cut."""
+        """Return the names of the values on the backward's side of the cut."""
         if not self.graph.in_degree(_SINK):
             return set()
         _, (near, _) = networkx.minimum_cut(self.graph, _SOURCE, _SINK, flow_func=boykov_kolmogorov)
@@ -234,7 +234,7 @@ class _Network:
 
 
 def _bytes(proxy: Proxy) -> int:
-    """Return a value's bytes; of a symbolic size, what it was when the program was recorded."""
+    """Return a value's bytes; symbolic sizes have their values at recording time."""
     if not isinstance(proxy, TensorProxy):
         return 8
     count = proxy.element_size()

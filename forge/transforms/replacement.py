@@ -1,4 +1,4 @@
-"""Calls in the place of others, whose results they give."""
+"""Replacement of calls by others with equivalent results."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,23 +15,23 @@ Rule = Callable[[BoundSymbol], Any]
 
 
 def rewrite(trace: Trace, stage: str, rule: Rule, *, language: LanguageContext = torchlang.language) -> Trace:
-    """Return the trace with the calls that `rule` replaces replaced; itself where it replaces none.
+    """Return the trace with the calls that `rule` replaces replaced; unchanged if it replaces none.
 
-    `rule(call)` is asked for each call, in order. It returns None to keep the call, or else the value to read in place
+    `rule(call)` runs on each call, in order. It returns None to keep the call, or else the value to read in place
     of its result, which has the same shape, dtype and device:
 
     - an earlier value, which drops the call;
-    - the result of calls that the rule makes, by torch's functions or by symbols. They stand in the call's place, with
-      its tags, its line of the user's program and the names of its results.
+    - the result of calls that the rule makes, by torch's functions or by symbols. They replace the call, with its tags,
+      its line of the user's program and the names of its results.
 
-    Later calls and the output read the new value. A result that the program returns has memory of its own as before:
-    what replaces it is cloned where it may share memory with another value. Calls that nothing reads any more go.
+    Later calls and the output read the new value. A result that the program returns keeps its own memory: its
+    replacement is cloned if it may alias another value. Calls without remaining users are dropped.
 
     Args:
         trace: A program of torch's functions.
         stage: The name of the new trace.
         rule: Called with each call, whose arguments are those that it has after the replacements before it.
-        language: What operators and methods of proxies mean in `rule`: torch's by default.
+        language: The meaning of operators and methods of proxies in `rule`: torch's by default.
 
     Raises:
         ValueError: A replacement has another shape, dtype or device.
@@ -58,14 +58,14 @@ def rewrite(trace: Trace, stage: str, rule: Rule, *, language: LanguageContext =
 
 
 class _Values:
-    """The values of a trace that others replace, by name."""
+    """The values of a trace that are replaced by others, by name."""
 
     def __init__(self, trace: Trace) -> None:
         self.replaced: dict[str, Proxy] = {}
         self._returned = frozenset(trace.output_names)
 
     def with_own_memory(self, bound: BoundSymbol, results: list[Proxy], recorded: list[BoundSymbol]) -> list[Proxy]:
-        """Return the new results of a call; those that the program returns are cloned, where they share memory."""
+        """Return the new results of a call; those that the program returns are cloned if they alias another value."""
         outputs, used_memory = list(results), set[str]()
         new = {name for call in recorded for name in call.outputs}
         for index, (old, now) in enumerate(zip(proxies(bound.output), results, strict=True)):
@@ -77,7 +77,7 @@ class _Values:
         return outputs
 
     def replace(self, bound: BoundSymbol, results: list[Proxy], recorded: list[BoundSymbol]) -> list[BoundSymbol]:
-        """Return the recorded calls with the names of the results that they replace; note what replaces the others."""
+        """Return the recorded calls with the names of the results that they replace; record the other replacements."""
         new = {name for call in recorded for name in call.outputs}
         renamed = dict(self.replaced)
         for old, now in zip(proxies(bound.output), results, strict=True):
@@ -115,7 +115,7 @@ def _in_words(values: Sequence[Proxy]) -> str:
 
 
 def record_as(new: Trace, output: Proxy, make: Callable[[], Proxy]) -> None:
-    """Record the calls that `make` makes; its result is `output` to the calls that follow. `new` is being recorded."""
+    """Record the calls that `make` makes; later calls read its result as `output`. `new` is being recorded."""
     with new.collecting() as recorded:
         result = make()
     for call in recorded:

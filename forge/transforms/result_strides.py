@@ -1,5 +1,5 @@
-"""Strides of results that the caller sees, where a pass lays out values otherwise than torch; and of operands of draws,
-since random numbers are drawn in the order of memory."""
+"""Strides of results that the caller sees, for passes that lay out values differently from torch; and of operands of
+draws, since random numbers are drawn in memory order."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -17,12 +17,12 @@ from forge.transforms.replacement import record_as
 Strides = Mapping[str, tuple[Dim, ...]]
 
 _IN_ROWS = frozenset({torchlang.layer_norm, torchlang.linear, torchlang.matmul, torchlang.mm, torchlang.addmm})
-_LAID_OUT = frozenset({Tag.OPAQUE, Tag.EFFECT})  # who runs may ask for the strides that torch gives
-_STRIDED = frozenset({torchlang.as_strided, torchlang.as_strided_copy})  # reads memory as it lies there
+_LAID_OUT = frozenset({Tag.OPAQUE, Tag.EFFECT})  # implementations may depend on torch's strides
+_STRIDED = frozenset({torchlang.as_strided, torchlang.as_strided_copy})  # read memory directly
 
 
 def asks_for_strides(trace: Trace) -> bool:
-    """Return whether a call may give other values where its arguments have other strides."""
+    """Return whether a call's values may depend on the strides of its arguments."""
     return any(_LAID_OUT & bound.all_tags or bound.symbol in _STRIDED for bound in trace.bound_symbols)
 
 
@@ -30,10 +30,10 @@ def results_to_restore(
     trace: Trace, is_laid_out: Callable[[BoundSymbol], bool], strides: Callable[[Trace], Strides]
 ) -> dict[str, TensorProxy] | None:
     """Return the results, and the operands of draws, that may have other strides once the results of some calls have,
-    and are contiguous in eager; None where one is not.
+    and are contiguous in eager; None if one is not.
 
-    is_laid_out: whether a call's results have other strides. strides: those of all values in torch, which may take
-    long to find.
+    is_laid_out: whether a call's results have other strides. strides: those of all values in torch, which may be slow
+    to compute.
     """
     changed: set[str] = set()
     observable = tensors(trace.output)
@@ -68,7 +68,7 @@ def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
 
 
 class StandIns:
-    """New values in the place of results, under which their calls are recorded.
+    """New values for results, under which their users are recorded.
 
     Args:
         new: The trace that is being recorded.

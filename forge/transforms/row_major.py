@@ -1,11 +1,11 @@
-"""Hidden states that start as a transposed image are laid out in rows, once, where they start.
+"""Hidden states that start as a transposed image are made row-major, once, at their start.
 
     x = conv(image).flatten(2).transpose(1, 2) + positions
       = conv(image).flatten(2).transpose(1, 2).contiguous() + positions
 
-torch adds in the order of the first operand: the residual stream of a vision or speech transformer stays transposed in
-memory through all layers, and each norm and each product reads it across its rows. The caller's results have eager's
-strides.
+torch's sum has the memory order of the first operand: the residual stream of a vision or speech transformer stays
+transposed in memory through all layers, and each norm and each product reads it across its rows. The caller's results
+have eager's strides.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ def row_major(
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
-    """Return the trace with hidden states of three dims in rows, where they start as a transposed image.
+    """Return the trace with hidden states of three dims row-major, if they start as a transposed image.
 
-    strides: those that torch gives the values of a trace, by name. in_torch: whether a call runs as torch runs it. The
-    trace stays as it is where the caller would see other strides, or a call may ask for them.
+    strides: torch's strides of the values of a trace, by name. in_torch: whether a call runs as torch runs it. The
+    trace is unchanged if the caller would see other strides, or a call may depend on them.
     """
     symbols = {bound.symbol for bound in trace.bound_symbols}
     images = [bound for bound in trace.bound_symbols if bound.symbol in _IMAGES]
@@ -62,7 +62,7 @@ def row_major(
 
 
 def _is_transposed(x: TensorProxy, strides: Strides, device: str) -> bool:
-    """Return whether torch gives a tensor of (N, rows, width) whose elements of a row lie apart."""
+    """Return whether torch's strides of a tensor of (N, rows, width) put the elements of a row apart."""
     in_eager = strides.get(x.name)
     if in_eager is None or x.ndim != _DIMS or x.device.type != device or x.dtype not in _DTYPES:
         return False
@@ -73,11 +73,11 @@ def _is_transposed(x: TensorProxy, strides: Strides, device: str) -> bool:
 
 
 def _rewrite(trace: Trace, transposed: set[str], laid_out: set[int], restored: dict[str, TensorProxy]) -> Trace:
-    """Give the calls `laid_out` operands in rows; a result that the caller sees keeps its name."""
+    """Give the calls `laid_out` row-major operands; a result that the caller sees keeps its name."""
     new = trace.derive("row_major")
     stand_ins = StandIns(new, restored)
-    rows: dict[str, TensorProxy] = {}  # transposed values, laid out anew
-    turned: set[str] = set()  # results of calls whose operands are in rows, and their views
+    rows: dict[str, TensorProxy] = {}  # row-major copies of transposed values
+    turned: set[str] = set()  # results of calls with row-major operands, and their views
     with recording(new, clang.language):
         for bound in trace.bound_symbols:
             if id(bound) in laid_out:

@@ -1,8 +1,8 @@
-"""Linear layers of a row or a few, as a language model decodes by, are sums in the region of what is around them.
+"""Linear layers of one row or a few, as in decoding, become sums in the region of neighbouring ops.
 
     linear(row, weight, bias) = (weight * row).sum(-1) + bias
 
-Their time is that of reading the weight. forge/executors/torchex/row_product.py says how it is computed.
+They are bound by reading the weight. forge/executors/torchex/row_product.py explains how it is computed.
 """
 
 import math
@@ -16,7 +16,7 @@ from forge.transforms.replacement import rewrite
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _DEVICES = ("cpu", "cuda")
-_MOST_ROWS = {("cpu", torch.float32): 4}  # for which torch's kernel was seen to take longer; of others, one
+_MOST_ROWS = {("cpu", torch.float32): 4}  # for which torch's kernel measured slower; of others, one
 
 
 def row_products(
@@ -48,7 +48,7 @@ def _is_of_few_rows(bound: BoundSymbol) -> bool:
     device = input.device.type
     if not isinstance(rows, int) or weight.ndim != 2 or device not in _DEVICES:
         return False
-    if arguments["bias"] is not None and arguments["bias"].ndim != 1:  # torch takes what broadcasts to the result
+    if arguments["bias"] is not None and arguments["bias"].ndim != 1:  # torch accepts any that broadcasts to the result
         return False
     if not 0 < rows <= _MOST_ROWS.get((device, input.dtype), 1):
         return False

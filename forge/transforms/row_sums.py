@@ -1,10 +1,10 @@
-"""Gradients of a table's rows are added where the rest of the table's gradient lies.
+"""Gradients of a table's rows are added in place to the rest of the table's gradient.
 
     rows = embedding_backward(g, indices, n)
     total = product + rows                     ->    total = add_rows_(product, g, indices)
 
-An embedding whose weight is a head's, too, or that is called twice, has a gradient of several terms. That of the rows
-is a whole table, most of it zeros, which is written, read and added for a few rows. On a CPU alone: a GPU adds equal
+An embedding whose weight is also a head's, or that is called twice, has a gradient of several terms. The rows' term
+is a whole table, mostly zeros, which is written, read and added for a few rows. On a CPU alone: a GPU adds equal
 rows by atomics, in another order at each call, or sorts them for `embedding_backward`, which sums them in float32.
 """
 
@@ -22,12 +22,12 @@ _DTYPES = frozenset({torch.float32, torch.float64})  # a sum of many rows in hal
 
 
 def add_rows_in_place(trace: Trace, operator: Symbol, in_torch: Callable[[BoundSymbol], bool]) -> Trace:
-    """Return a program in which gradients of rows are added to the term with which they are summed.
+    """Return a program with gradients of rows added in place to the term with which they are summed.
 
     Args:
         trace: The program, with the gradients in it.
         operator: Called with a table, the gradient of its rows, their indices and padding_idx; adds to the table.
-        in_torch: Returns whether a call runs as torch runs it; of the memory of another's result nothing is known.
+        in_torch: Returns whether a call runs as torch runs it; other results may have unknown aliases.
     """
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
     reads = Counter(name for bound in trace.bound_symbols for name in bound.inputs)

@@ -1,10 +1,10 @@
-"""A scatter into zeros writes to their memory.
+"""Scatters into zeros write to the zeros' memory.
 
     zeros = full(shape, 0)                             zeros = full(shape, 0)
     spread = scatter_reduce(zeros, 1, index, g)   ->   spread = scatter_reduce_(zeros, 1, index, g)
 
-The gradients of gather, of take and of an index are such scatters, of a part of what they write. torch copies the zeros
-first: twice the memory, whose pages a CPU's system has to make again at each step.
+The gradients of gather, of take and of an index are such scatters, of a part of their result. torch copies the zeros
+first: twice the memory, whose pages a CPU's operating system has to map again at each step.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ from forge.transforms.dce import live_calls
 def scatter_in_place(
     trace: Trace, operators: Mapping[Symbol, Symbol], in_torch: Callable[[BoundSymbol], bool]
 ) -> Trace:
-    """Return a program in which each scatter into a filled tensor has a tensor of its own, which it writes to.
+    """Return a program in which each scatter into a filled tensor has its own tensor, which it writes to.
 
     Args:
         trace: The program, with the gradients in it.
-        operators: By operation, the operator of its arguments that writes to the first one.
+        operators: By operation, the operator with the same arguments that writes to the first one.
         in_torch: Returns whether a call runs as torch runs it.
     """
     makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
@@ -44,7 +44,7 @@ def scatter_in_place(
 
 
 def _filled(bound: BoundSymbol, makers: Mapping[str, BoundSymbol]) -> BoundSymbol | None:
-    """Return the call of prims.full that makes a call's first argument; None where another one does."""
+    """Return the call of prims.full that makes a call's first argument; None if there is none."""
     x = bound.args[0]
     maker = makers.get(x.name) if isinstance(x, TensorProxy) else None
     return maker if maker is not None and maker.symbol is prims.full else None

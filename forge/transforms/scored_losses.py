@@ -1,9 +1,9 @@
-"""The loss of large scores on a CPU, without their softmax in memory.
+"""The loss of many scores on a CPU, without their softmax in memory.
 
     loss = cross_entropy(scores, target)    ->    loss = mean(logsumexp(scores) - scores[target])
 
-torch's function writes the logarithm of the softmax, as large as the scores, and keeps it for the backward. The sum
-over each row is one pass, and the gradient, softmax less the targets, is one more, by one loop of a region.
+torch's function writes the log softmax, as large as the scores, and saves it for the backward. The sum
+over each row is one pass, and the gradient, softmax minus the targets, is one more, by one loop of a region.
 """
 
 import math
@@ -17,12 +17,12 @@ from forge.ir.proxies import hint_of
 from forge.transforms.replacement import rewrite
 
 CROSS_ENTROPY = torchlang.cross_entropy
-SCORE_LIMIT = 2**18  # fewer scores are not worth it
+SCORE_LIMIT = 2**18  # fewer scores do not pay
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def compose_cross_entropy(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
-    """Return the trace with cross entropies of many scores of a CPU decomposed.
+    """Return the trace with cross entropies of many scores on a CPU decomposed.
 
     in_torch: Returns whether a call runs as torch runs it.
     """

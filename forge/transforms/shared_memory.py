@@ -1,4 +1,4 @@
-"""Which values of a program may share memory."""
+"""Alias analysis: the values of a program that may share memory."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from forge.ir.pytree import names, tensors
 
 
 class SharedMemory:
-    """Groups of a program's values that may share memory: views and their bases, and what is written in place."""
+    """Groups of a program's values that may share memory: views and their bases, and in-place writes."""
 
     def __init__(self, calls: Iterable[BoundSymbol]) -> None:
         self._groups: dict[str, set[str]] = {}
@@ -26,12 +26,12 @@ class SharedMemory:
         return self._groups.get(name, {name})
 
     def of(self, names: Iterable[str]) -> set[str]:
-        """Return these names, and those of values that may share memory with them."""
+        """Return these names, and those of their possible aliases."""
         return set().union(*map(self._group, names))
 
 
 def returned_names(trace: Trace) -> set[str]:
-    """Return the names of the values that a program returns, those that prims.with_data gives back included."""
+    """Return the names of the values that a program returns, the results of prims.with_data included."""
     result = set(trace.output_names)
     for bound in reversed(trace.bound_symbols):
         if bound.symbol is prims.with_data and not result.isdisjoint(bound.outputs):
@@ -43,7 +43,7 @@ _MAY_BE_COPIES = frozenset((prims.reshape, prims.contiguous))
 
 
 def _shown_by(bound: BoundSymbol) -> tuple[Any, ...]:
-    """Return the arguments whose memory the results of a call may show."""
+    """Return the arguments that the results of a call may alias."""
     if bound.symbol in _MAY_BE_COPIES:
         return () if _copies(bound) else bound.args
     if bound.symbol is prims.with_data:
@@ -54,14 +54,14 @@ def _shown_by(bound: BoundSymbol) -> tuple[Any, ...]:
 
 
 def _with_inner(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
-    """Yield calls and those inside of them: torch's view_as_real gives a view, the prims inside of it do not."""
+    """Yield calls and those inside of them: torch's view_as_real returns a view, the prims inside of it do not."""
     for bound in calls:
         yield bound
         yield from _with_inner(bound.subsymbols)
 
 
 def _copies(bound: BoundSymbol) -> bool:
-    """Return whether one of these calls is known to give memory of its own: by the strides of what it is given."""
+    """Return whether one of these calls is known to allocate its result, from its arguments' strides."""
     (x, *_), y = bound.args, bound.output
     if x.strides is None:
         return False

@@ -1,4 +1,4 @@
-"""Splitting a joint program into a forward that saves and a backward that reads what was saved."""
+"""Splitting a joint program into a forward that saves residuals and a backward that reads them."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ from forge.transforms.shared_memory import SharedMemory
 class SavedValue(NamedTuple):
     """A tensor that a forward saves for its backward.
 
-    metadata: in words. bytes: None where lengths are symbols. own: whether saving it keeps memory alive that the
-    program's inputs and results do not. source: where the call stands that makes it.
+    metadata: in words. bytes: None for symbolic sizes. own: whether saving it keeps memory alive that the
+    program's inputs and results do not. source: the location of its producer.
     """
 
     name: str
@@ -35,7 +35,7 @@ class SavedValue(NamedTuple):
 
 @dataclass(eq=False)
 class Split:
-    """A forward that returns (outputs, saved tensors, saved numbers), and what the backward may read of it."""
+    """A forward that returns (outputs, saved tensors, saved numbers), and the values that the backward may read."""
 
     forward: Trace
     saved_tensors: list[TensorProxy]
@@ -76,8 +76,8 @@ def backward_of(
     mutated: Iterable[str] = (),
     parameters: Collection[str] = (),
 ) -> tuple[Trace, set[str], set[str]]:
-    """Return the backward from these outputs to the inputs `targets`, without repetitions, and the names of values of
-    which it must be given copies (see `_exposed_names`) and of those from which it computes nothing again (see
+    """Return the backward from these outputs to the inputs `targets`, without repetitions; the names of values that it
+    must read as copies (see `_exposed_names`), and of those that it must not recompute from (see
     `_read_for_some`).
 
     mutated: inputs that are written to after the forward. parameters: weights of modules, which change after the
@@ -100,16 +100,16 @@ def _simplify(trace: Trace, visible: list[BoundSymbol]) -> Trace:
 
 
 def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy], targets: Sequence[Proxy]) -> Trace:
-    """Return the backward of a forward that was split: it is given the saved tensors, the saved numbers, and the
+    """Return the backward of a split forward; its inputs are the saved tensors, the saved numbers, and the
     gradients."""
     saved = {proxy.name for proxy in parts.saved_tensors}
     producers = [bound for bound in parts.forward.bound_symbols if not saved.isdisjoint(bound.outputs)]
     calls = joint.forward.bound_symbols
-    # the backward's own calls, which are not tagged, are also those that `rematerialize` tagged since it was first made
+    # the backward's untagged calls include those that `rematerialize` has tagged since it was first made
     untagged = [bound.replace(tags=bound.tags - {Tag.RECOMPUTE}) for bound in calls if Tag.RECOMPUTE in bound.tags]
     visible = [*calls, *untagged, *producers]
     raw_backward = backward(joint, seeds_of(joint.forward, outputs), targets)
-    while True:  # a saved value may need others that are not saved: these are seen, but cannot be read
+    while True:  # a saved value may depend on others that are not saved: these are seen, but cannot be read
         trace = recompute(parts.forward.bound_symbols, _simplify(raw_backward, visible))
         missing = {name for name in free_names(trace, set()) if name not in saved}
         readable = [bound for bound in visible if missing.isdisjoint(bound.outputs)]
@@ -121,8 +121,8 @@ def backward_of_saved(joint: Joint, parts: Split, outputs: Sequence[TensorProxy]
 
 
 def free_names(trace: Trace, lengths: set[str]) -> list[str]:
-    """Return the names that a trace reads and neither makes nor is given, in order of first use. lengths: as of
-    `reads`."""
+    """Return the names that a trace reads but neither defines nor takes as inputs, in order of first use. lengths: as
+    for `reads`."""
     definitions = set(trace.input_names) | set(trace.constants)
     read: dict[str, None] = {}
     for bound in trace.bound_symbols:
@@ -137,10 +137,10 @@ def free_names(trace: Trace, lengths: set[str]) -> list[str]:
 
 
 def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: Sequence[Proxy] = ()) -> Split:
-    """Cut the joint program after the forward: what the backward reads is saved, and nothing else.
+    """Cut the joint program after the forward: exactly the values that the backward reads are saved.
 
     A composite of the forward stays one call unless the backward reads a value from inside it. Recomputed values are
-    not saved. The values `copied` (see `backward_of`) are saved as copies, where the backward reads them. The values
+    not saved. The values `copied` (see `backward_of`) are saved as copies, if the backward reads them. The values
     `also` are saved in any case.
     """
     sizes = _lengths(forward)
@@ -168,8 +168,8 @@ def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: S
 
 
 def _symbols(inputs: Iterable[Proxy], tensors: Iterable[TensorProxy]) -> list[str]:
-    """Return the symbols that a backward may read without naming them: the lengths of what it is given are made of
-    some, its strides of others. A tensor tells only those that are lengths themselves, and integers cost next to
+    """Return the symbols that a backward may read without naming them: those in the sizes and strides of its inputs.
+    A tensor defines only symbols that are sizes by themselves, and integers cost next to
     nothing."""
     numbers = [proxy.name for proxy in inputs if isinstance(getattr(proxy, "value", None), torch.SymInt)]
     return list(dict.fromkeys([*names([proxy.shape for proxy in tensors]), *numbers]))
@@ -178,12 +178,12 @@ def _symbols(inputs: Iterable[Proxy], tensors: Iterable[TensorProxy]) -> list[st
 def _exposed_names(
     forward: Trace, raw_backward: Trace, memory: SharedMemory, mutated: Iterable[str], visible: Collection[str]
 ) -> set[str]:
-    """Return the names of values whose memory may be written to between forward and backward. A backward that reads one
-    which eager's would not read is given a copy.
+    """Return the names of values whose memory may be written to between forward and backward. A backward that reads
+    one, unlike eager's, must read a copy.
 
     These are the inputs `mutated`, which the program itself writes to, and the values `visible` to the caller, inputs
-    and results. One that gradient rules read is none: eager saves it, too, and a write to it is an error there. Values
-    that share memory are alike. raw_backward: the backward as the rules make it.
+    and results. Values that gradient rules read are not exposed: eager saves them, too, and a write to one is an error
+    there. Aliases are treated alike. raw_backward: the backward as the rules make it.
     """
     sizes = _lengths(forward)
     live = raw_backward.derive(raw_backward.stage, live_calls(raw_backward.bound_symbols, raw_backward.output_names))
@@ -194,17 +194,17 @@ def _exposed_names(
 
 def _read_for_some(forward: Trace, raw_backward: Trace, memory: SharedMemory, visible: Collection[str]) -> set[str]:
     """Return the names of those values `visible` to the caller that gradient rules read for gradients of some outputs
-    and not of others, and of values that share memory with them.
+    and not of others, and of their aliases.
 
-    Eager takes a change of such a value before a backward from the others alone, which may read it for no reason: no
-    call that reads it is computed again. raw_backward: the backward as the rules make it, from gradients of several
+    Eager allows a change of such a value before a backward from the others alone, which therefore must not read it: no
+    call that reads it is recomputed. raw_backward: the backward as the rules make it, from gradients of several
     outputs.
     """
     seeds, sizes = raw_backward.input_names, _lengths(forward)
     if len(seeds) < 2:
         return set()
     flows = {name: {name} for name in seeds}  # the gradients of outputs that a value depends on
-    needs: dict[str, set[str]] = {}  # the values that one which depends on no gradient is made of
+    needs: dict[str, set[str]] = {}  # the operands of each value that depends on no gradient
     read: dict[str, set[str]] = {name: set() for name in seeds}
     definitions = {*seeds, *raw_backward.constants}
     for bound in live_calls(raw_backward.bound_symbols, raw_backward.output_names):
@@ -233,7 +233,7 @@ def _lengths(forward: Trace) -> set[str]:
 def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
     """Return the backward with the calls of the forward that it recomputes, each just before its first use.
 
-    A random call is not recomputed: what it made is saved.
+    A random call is not recomputed: its draws are saved.
     """
     makers = {
         name: bound
@@ -267,13 +267,13 @@ def recompute(forward: list[BoundSymbol], backward: Trace) -> Trace:
 
 
 def leaf_calls(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
-    """Yield the calls that have no parts, of these and inside of them."""
+    """Yield the calls without parts, among these and inside of them."""
     for bound in calls:
         yield from leaf_calls(bound.subsymbols) if bound.subsymbols else (bound,)
 
 
 def unfold(calls: list[BoundSymbol], targets: set[str]) -> list[BoundSymbol]:
-    """Return the calls with every composite from inside which a name is wanted replaced by its subsymbols."""
+    """Return the calls with every composite replaced by its subsymbols that contains a wanted name."""
     flat = []
     for bound in calls:
         if bound.subsymbols and Tag.OPAQUE_TO_PASSES not in bound.tags and _shows_inside(bound, targets):

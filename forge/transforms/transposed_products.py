@@ -3,12 +3,12 @@
     y = x @ w.mT:    grad_w = (x.mT @ grad_y).mT
                             = grad_y.mT @ x
 
-The rule of a product gives the gradient of its operand, and the rule of the operand's transposition transposes that. As
-a view it has other strides than w, so a caller that wants w's copies all of it. The product of the transposed operands,
-in the other order, is laid out like w. The same holds for a weight of which the caller transposed the memory.
+The rule of a product computes the gradient of its operand, and the rule of the operand's transposition transposes that.
+As a view it has other strides than w, so a caller that wants w's copies all of it. The product of the transposed
+operands, in reverse order, is laid out like w. The same holds for a weight whose memory the caller transposed.
 
 Torch decides by the strides of the operand when a backward runs (mm_mat2_backward and _grouped_mm_mat2_backward in
-torch/csrc/autograd/FunctionsManual.cpp). Here the program tells.
+torch/csrc/autograd/FunctionsManual.cpp). Here the program decides.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ def transpose_products(trace: Trace, targets: Sequence[Proxy | None]) -> Trace:
 
 
 class _Analysis:
-    """Calls of a backward, by id: `sites` are replaced, `dead` ones make the products that these alone read."""
+    """Calls of a backward, by id: `sites` are replaced, `dead` ones compute products with no other users."""
 
     def __init__(self, trace: Trace, targets: Sequence[Proxy | None]) -> None:
         self.makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
@@ -67,8 +67,8 @@ class _Analysis:
                 self.replace(self.makers[name], name)
 
     def replace(self, bound: BoundSymbol, name: str, between: Sequence[BoundSymbol] = ()) -> None:
-        """Replace a call if the value `name` can be computed transposed: the call transposes it or makes it. between:
-        the calls that only lead from the value to the call."""
+        """Replace a call if the value `name` can be computed transposed: the call transposes it or computes it.
+        between: the calls that only lead from the value to the call."""
         calls = list(self.calls_to(name))
         if all(call is not None for call in calls):
             self.sites.add(id(bound))
@@ -76,7 +76,7 @@ class _Analysis:
 
     def base_of(self, bound: BoundSymbol) -> tuple[TensorProxy | None, list[BoundSymbol]]:
         """Return the value that a call transposes, and the calls between the two: a reshape of its rows or columns to
-        several dims, as einsum's."""
+        several dims, as in einsum."""
         base = base_of_transposition(bound)
         if base is not None:
             return base, []
@@ -94,7 +94,7 @@ class _Analysis:
         return (base, [maker]) if by_row or by_column else (None, [])
 
     def calls_to(self, name: str) -> Iterator[BoundSymbol | None]:
-        """Yield the calls that make a value of products; None for another that it is made of."""
+        """Yield the calls that compute a value from products; None for any other operand."""
         bound = self.makers.get(name)
         if bound is None or self.reads[name] != 1:
             yield None
@@ -108,7 +108,7 @@ class _Analysis:
             yield None
 
     def record_replacement(self, bound: BoundSymbol, trace: Trace) -> TensorProxy:
-        """Record what replaces a call, and return its result."""
+        """Record the replacement of a call, and return its result."""
         base, between = self.base_of(bound)
         if base is not None:
             value = self.record_transpose(base.name, trace)
@@ -118,7 +118,7 @@ class _Analysis:
             return swap_last(self.record_transpose(bound.output.name, trace))
 
     def record_transpose(self, name: str, trace: Trace) -> TensorProxy:
-        """Record the calls that make a value, transposed."""
+        """Record the calls that compute a value, transposed."""
         bound = self.makers[name]
         with trace.set_tags(bound.tags, bound.source):
             if bound.symbol in _PRODUCTS:
@@ -136,7 +136,7 @@ class _Analysis:
 
 
 def _is_in_columns(x: TensorProxy) -> bool:
-    """Return whether a tensor is known to be laid out as a contiguous one whose matrices were transposed."""
+    """Return whether a tensor is known to have the layout of a contiguous one with transposed matrices."""
     if x.ndim < 2 or x.strides is None:
         return False
     *batch, rows, columns = x.shape
@@ -148,10 +148,10 @@ def _is_in_columns(x: TensorProxy) -> bool:
 def _has_transposed_form(symbol: Symbol, a: TensorProxy, b: TensorProxy) -> bool:
     """Return whether the product of the transposed operands is as good as the product itself.
 
-    Torch computes the gradients of batches of matrices, and of einsum, which is made of these, in one order, whatever
-    the strides. On a CPU, where results are eager's in all bits, so does forge: another order may be rounded in another
-    way. A grouped product of a batch and a matrix groups columns, which must lie at multiples of 16 bytes; one of a
-    matrix and a batch groups rows, which may lie anywhere.
+    Torch computes the gradients of batches of matrices, and of einsum, which uses these, in one order, whatever
+    the strides. On a CPU, where results are bitwise equal to eager's, so does forge: another order may round
+    differently. A grouped product of a batch and a matrix groups columns, which must lie at multiples of 16 bytes; one
+    of a matrix and a batch groups rows, which may lie anywhere.
     """
     if symbol is prims.grouped_mm:
         return a.ndim >= b.ndim
@@ -174,7 +174,7 @@ def swap_last(x: TensorProxy) -> TensorProxy:
 
 
 def base_of_transposition(bound: BoundSymbol) -> TensorProxy | None:
-    """Return the tensor that a call transposes: exchanges the last two dims of."""
+    """Return the tensor whose last two dims a call exchanges."""
     call = _only_call(bound, prims.permute)
     if call is None:
         return None

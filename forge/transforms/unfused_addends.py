@@ -1,12 +1,12 @@
-"""Broadcast tensors that one call adds to a product or a convolution are added in the region that follows instead.
+"""Broadcast addends of a product or a convolution are added in the following region instead.
 
     baddbmm(input, a, b, beta=beta, alpha=alpha) = beta * input + alpha * bmm(a, b)
     conv2d(input, weight, bias) = conv2d(input, weight) + bias[:, None, None]
 
-For one kernel that adds, torch first copies the input into all of the result, which the product then reads again. The
-sum costs a region nothing that reads the product anyway: attention's softmax after a bias of positions. A row that is
-added to a matrix stays with addmm, whose kernel reads it as it is. The bias of a convolution torch adds in a kernel of
-its own after cuDNN's, and its gradient is a sum in another one; both are then part of what is around: a norm, or relu.
+For a kernel that adds, torch first copies the input into all of the result, which the product then reads again. The
+sum is free in a region that reads the product anyway: attention's softmax after a bias of positions. A vector
+added to a matrix stays with addmm, whose kernel reads it unexpanded. torch adds the bias of a convolution in a separate
+kernel after cuDNN's, and its gradient is a sum in another one; both then fuse with neighbouring ops: a norm, or relu.
 """
 
 import math
@@ -31,14 +31,14 @@ _FACTORS: dict[Symbol, tuple[str, str]] = {
     torchlang.addbmm: ("batch1", "batch2"),
 }
 _CONVOLUTIONS = CONVOLUTIONS | TRANSPOSED | {torchlang.convolution}
-_MAYBE_NOTHING = frozenset({prims.contiguous, prims.reshape})  # for images that are laid out so
+_MAYBE_NOTHING = frozenset({prims.contiguous, prims.reshape})  # for images that have this layout
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LARGE = 2**16  # elements of a result that is worth writing once
-_REPEATED = 8  # from how often on an input's elements are worth it
+_REPEATED = 8  # the fewest repetitions of an input's elements that pay
 
 
 class _Sum(NamedTuple):
-    """A call that adds, by its arguments, and the tensor that it adds."""
+    """A call with an addend, by its arguments, and the addend."""
 
     addend: TensorProxy
     arguments: dict[str, Any]
@@ -51,10 +51,10 @@ def unfuse_addends(
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
     device: str = "cuda",
 ) -> Trace:
-    """Return the trace with products and convolutions computed alone, where the addend is broadcast and a fused call
+    """Return the trace with products and convolutions computed alone, if the addend is broadcast and a fused call
     follows.
 
-    is_fused: whether a call may be in a region. strides: those that torch gives the values of a trace, by name.
+    is_fused: whether a call may be in a region. strides: torch's strides of the values of a trace, by name.
     in_torch: whether a call runs as torch runs it.
     """
     candidates = {id(bound): each for bound in trace.bound_symbols if (each := _sum_of(bound, device)) is not None}
@@ -83,7 +83,7 @@ def unfuse_addends(
 
 
 def _sum_of(bound: BoundSymbol, device: str) -> _Sum | None:
-    """Return a call that adds to a product or a convolution, where no kernel reads the addend as it is."""
+    """Return a call that adds to a product or a convolution, if no kernel reads the addend unexpanded."""
     if bound.symbol not in _FACTORS and bound.symbol not in _CONVOLUTIONS:
         return None
     out: TensorProxy = bound.output
@@ -106,7 +106,7 @@ def _sum_of(bound: BoundSymbol, device: str) -> _Sum | None:
 def _feeds_region(
     bound: BoundSymbol, readers: dict[str, list[BoundSymbol]], is_fused: Callable[[BoundSymbol], bool]
 ) -> bool:
-    """Return whether a fused call reads the result, through views and calls that may give what they are given."""
+    """Return whether a fused call reads the result, through views and calls that may return their argument."""
     waiting = list(readers.get(bound.output.name, ()))
     while waiting:
         reader = waiting.pop()

@@ -17,10 +17,10 @@ def is_reduction(bound: BoundSymbol) -> bool:
 
 
 def reshards(bound: BoundSymbol) -> Any:
-    """Return whether a parameter that a call gathers is to be gathered again in the backward, None where it may."""
+    """Return whether a parameter that a call gathers must be gathered again in the backward, None if it may be."""
     return bound.args[6]
 
 
 def limits(bound: BoundSymbol) -> tuple[int, int] | None:
-    """Return the bytes of a bucket, and those that are gathered ahead, of a captured call; None for one of a rule."""
+    """Return the bytes of a bucket, and those that are gathered ahead, of a captured call; None for a rule's call."""
     return (bound.args[7], bound.args[8]) if bound.symbol is torchlang.unsharded else None

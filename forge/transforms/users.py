@@ -1,4 +1,4 @@
-"""Transforms that a user gave: their result is checked, and what a changed call consists of is recorded again."""
+"""Transforms of the user: their results are checked, and the decompositions of changed calls recorded again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, count, zip_longest
@@ -16,12 +16,12 @@ Transform = Callable[[Trace], Trace]
 
 
 def run_users(transforms: Sequence[Transform], trace: Trace, stages: list[Trace]) -> Trace:
-    """Return the trace after all of them; each one's result goes to `stages`.
+    """Return the trace after all of them; each one's result is appended to `stages`.
 
-    Raises TypeError where one returns no trace, or one of something else than calls of symbols; ValueError where it
-    changed the trace that it was given, where a call does not give what it says it gives, where a value is read that no
-    call before makes, where one is made twice, and where inputs or outputs are others. An error of a transform, or of a
-    call that it changed, has a note with its name.
+    Raises TypeError if one returns no trace, or a trace with anything but calls of symbols; ValueError if it
+    changed its argument, if a call's output is not what its symbol returns, if a value is read that no earlier
+    call defines, if one is defined twice, and if inputs or outputs differ. An error of a transform, or of a call that
+    it changed, has a note with its name.
     """
     for transform in transforms:
         before, name = trace, getattr(transform, "__name__", repr(transform))
@@ -60,7 +60,7 @@ def _contents(trace: Trace) -> list[Any]:
 
 
 def _check_calls(trace: Trace, transform: str) -> None:
-    """Raise TypeError where a trace has something else than calls of symbols."""
+    """Raise TypeError if a trace has anything but calls of symbols."""
     for index, bound in enumerate(trace.bound_symbols):
         check(
             isinstance(bound, BoundSymbol),
@@ -81,7 +81,7 @@ def _check_calls(trace: Trace, transform: str) -> None:
 
 
 def _check_names(trace: Trace, before: Trace, transform: str) -> None:
-    """Raise ValueError where a trace cannot run in the place of the one before."""
+    """Raise ValueError if a trace cannot replace the one before."""
     for what, gives, wants in (
         ("inputs", trace.inputs, before.inputs),
         ("outputs", list(proxies(trace.output)), list(proxies(before.output))),
@@ -124,8 +124,8 @@ def _list_names(values: Sequence[Proxy]) -> str:
 
 
 def _with_decompositions(trace: Trace, before: Trace, transform: str) -> Trace:
-    """Return the trace, in which a call that was not there before consists of what its symbol makes of its arguments:
-    those that take a call and those that take its parts run the same."""
+    """Return the trace with new calls decomposed by their symbols: executors that take a call and those that take its
+    parts run the same."""
     existing = set(map(id, before.bound_symbols))
     if all(id(bound) in existing for bound in trace.bound_symbols):
         return trace
@@ -156,8 +156,8 @@ def _record_body(bound: BoundSymbol, new: Trace, transform: str) -> list[BoundSy
 
 
 def _with_own_memory(trace: Trace, before: Trace) -> Trace:
-    """Return the trace, in which a result that may share memory with an input, a constant or a result before it, and
-    did not before, is a copy: the caller may change it, and its history is a call."""
+    """Return the trace, in which a result that may alias an input, a constant or an earlier result, and did not
+    before, is a copy: the caller may change it, and its history is a call."""
     pairs = enumerate(zip(_sharing(trace), _sharing(before), strict=True))
     shared = {position for position, (now, was) in pairs if not now <= was}
     if not shared:
@@ -173,8 +173,8 @@ def _with_own_memory(trace: Trace, before: Trace) -> Trace:
 
 
 def _sharing(trace: Trace) -> list[set[Any]]:
-    """Return, for each result, the inputs and results before it, by position, and the constants that it may share
-    memory with."""
+    """Return, for each result, the inputs and earlier results, by position, and the constants that it may
+    alias."""
     memory = SharedMemory(trace.bound_symbols)
     results = list(proxies(trace.output))
     groups = [memory.of([each.name]) if isinstance(each, TensorProxy) else set() for each in results]

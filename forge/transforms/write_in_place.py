@@ -1,11 +1,12 @@
-"""Updates of a part of an input, such as one position of a cache, write to its memory alone.
+"""Updates of a slice of an input, such as one position of a cache, are written in place.
 
     new = index_copy(cache, 2, position, key)          new = cache.index_copy_(2, position, key)
     out = attend(query, new)                       ->  out = attend(query, new)
     cache.copy_(new)
 
-Recording makes each write a new value, which is copied into the input at the end of the program: the whole input would
-be read and written twice for one element. Inductor has such a pass, too (reinplace), for the programs that it compiles.
+Recording turns each write into a new value, which is copied into the input at the end of the program: the whole input
+would be read and written twice for one element. Inductor has such a pass, too (reinplace), for the programs that it
+compiles.
 """
 
 from collections.abc import Callable
@@ -17,21 +18,21 @@ from forge.ir.symbol import substitute
 from forge.transforms.dce import KEPT
 from forge.transforms.shared_memory import SharedMemory
 
-# calls that read the metadata of their first argument, and give the value of their second
+# calls that read only the metadata of their first argument, and return the value of their second
 _METADATA_FIRST = frozenset({prims.copy_, prims.with_data, torchlang.copy})
 
 
 def write_in_place(trace: Trace, operator_of: Callable[[BoundSymbol], Symbol | None]) -> Trace:
-    """Return a program without gradients in which the input is updated where it lies.
+    """Return a program without gradients in which the input is updated in place.
 
-    An input stays as it is where another call reads it before or after, since calls are reordered later, or where its
-    new value may share memory with a result. Writing twice gives what writing once does, so the program may still run
-    again in eager.
+    An input is not updated in place if another call reads it before or after, since calls are reordered later, or if
+    its new value may alias a result. Writing twice has the effect of writing once, so the program may still run again
+    in eager.
 
     Args:
         trace: The program, with the copies to its inputs.
-        operator_of: Returns the operator that writes to a call's first argument what the call replaces in a copy of it,
-            and None for a call that is no such update.
+        operator_of: Returns the operator that writes to a call's first argument the elements that the call replaces in
+            a copy of it, and None for a call that is not such an update.
     """
     finder = _Finder(trace, operator_of)
     replaced: dict[int, BoundSymbol | None] = {}
@@ -62,7 +63,7 @@ class _Finder:
         self.operator_of = operator_of
         self.inputs = set(trace.input_names)
         self.makers = {name: bound for bound in trace.bound_symbols for name in bound.outputs}
-        self.readers: dict[str, list[BoundSymbol]] = {}  # of a value, not of its metadata alone
+        self.readers: dict[str, list[BoundSymbol]] = {}  # of a value, not only of its metadata
         outputs = set(trace.output_names)
         for bound in reversed(trace.bound_symbols):
             is_read = any(name in outputs or name in self.readers for name in bound.outputs)
@@ -72,8 +73,8 @@ class _Finder:
         self.returned = SharedMemory(trace.bound_symbols).of(trace.output_names)
 
     def updates_before(self, copy: BoundSymbol) -> list[BoundSymbol] | None:
-        """Return the calls that make the new value of a copy's target out of its old one, the first one first; None
-        where they cannot write in its place."""
+        """Return the calls that compute the new value of a copy's target from its old one, in order; None if they
+        cannot write in place."""
         target, value = copy.args
         if target.name not in self.inputs:
             return None
@@ -105,5 +106,5 @@ class _Finder:
 
 
 def _is_read_by_what_it_writes(name: str, call: BoundSymbol) -> bool:
-    """Return whether an update reads a value for its index or for what it writes: it would read what changes."""
+    """Return whether an update reads a value for its index or its source: it would read its own writes."""
     return call.symbol not in _METADATA_FIRST and name in names([call.args[1:], call.kwargs])
