@@ -1,4 +1,4 @@
-"""The Dynamo backend: a captured graph becomes an executable, read from disk or compiled; or it runs in eager."""
+"""The Dynamo backend: turns a captured graph into an executable, read from disk or compiled, or runs it in eager."""
 
 import importlib.metadata
 import time
@@ -43,9 +43,9 @@ Compilation = tuple[Executable, CompileReport]
 
 
 class Backend:
-    """The Dynamo backend of one jitted function. Dynamo's tables keep it: it does not keep what was compiled.
+    """The Dynamo backend of one jitted function. Dynamo's tables own it: it does not own compiled programs.
 
-    recorder: around the calls of what it compiles.
+    recorder: wraps the calls of compiled programs.
     """
 
     def __init__(self, config: Config, handle: JitHandle, recorder: CallRecorder | None = None) -> None:
@@ -53,12 +53,12 @@ class Backend:
         self._handle = weakref.ref(handle)
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable:
-        """Return the callable that Dynamo calls in the graph's place; a graph that forge cannot compile runs in eager.
+        """Return the callable that Dynamo calls instead of the graph; a graph that forge cannot compile runs in eager.
 
         Raises:
-            EagerFallback: For a call that forge refuses as torch would, and for a graph that differs from the program:
+            EagerFallback: For a call that forge rejects as torch would, and for a graph that differs from the program:
                 the frame runs in eager.
-            Unsupported: Under fullgraph, for what forge cannot compile.
+            Unsupported: Under fullgraph, for a graph that forge cannot compile.
         """
         handle = self._handle()
         assert handle is not None, "the function that calls Dynamo has the handle"
@@ -78,7 +78,7 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
     """Compile a graph for torch.compile(model, backend="forge", mode=..., options={...}), with the options of
     resolve_options.
 
-    Raises TypeError for an unknown option, and for a value that should be a bool and is not.
+    Raises TypeError for an unknown option, and for a bool option with another value.
     """
     settings = options.pop("options", None) or {}
     if "mode" in options:
@@ -93,13 +93,13 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
         return _in_eager(graph, reason, handle)
 
 
-# Where forge is installed, torch registers the backend by its entry point, and refuses a name that is registered twice.
+# If forge is installed, torch registers the backend by its entry point, and rejects a second registration.
 if not importlib.metadata.entry_points(group="torch_dynamo_backends", name="forge"):
     register_backend(backend, name="forge")
 
 
 def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> Compilation:
-    """Compile a graph of tensors, of DTensors by the tensors inside of them, or of subclasses by torch's functions."""
+    """Compile a graph of tensors, of DTensors by their local tensors, or of subclasses by torch's functions."""
     note_inputs(graph)
     rewritten = []
     for rewrite in (to_plain_graph, to_waited_graph, to_local_graph):
@@ -143,13 +143,13 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
 
 
 def _compose(wraps: Sequence[Callable[[Callable], Callable]]) -> Callable[[Callable], Callable] | None:
-    """Return the function that makes a call of the captured graph of one of the graph that was rewritten several
-    times."""
+    """Return the function that turns a call of the repeatedly rewritten graph into one of the captured
+    graph."""
     return reduce(lambda outer, inner: lambda call: outer(inner(call)), wraps) if wraps else None
 
 
 def _record(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> tuple[dynamo.Capture, float]:
-    """Return the program of a graph, and the seconds that it took."""
+    """Return the program of a graph, and the seconds that recording took."""
     start = time.perf_counter()
     capture = dynamo.record(graph, handle.parameters)
     if config.strict and capture.opaque_calls:
@@ -184,7 +184,7 @@ def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | EagerFallback, 
     warn(f"a graph runs in eager: {reason}", reason.source)
     run = runnable(graph)
 
-    def call(*inputs: Any) -> Any:  # Dynamo keeps another object in the place of graph.forward
+    def call(*inputs: Any) -> Any:  # Dynamo replaces graph.forward by another object
         return run(*inputs)
 
     handle.add_eager(call, str(reason))
@@ -196,7 +196,7 @@ def _in_eager(graph: torch.fx.GraphModule, reason: Unsupported | EagerFallback, 
 
 def _log(name: str, report: CompileReport) -> None:
     if not (logs.compile.isEnabledFor(logs.DETAIL) or logs.claim.isEnabledFor(logs.DETAIL)):
-        return  # of a program from disk, claims are read when they are asked for
+        return  # claims of a program from disk are read lazily
     claims = [*report.claims, *report.backward_claims]
     if logs.compile.isEnabledFor(logs.DETAIL):
         by = ", ".join(f"{executor} {count}" for executor, count in Counter(each.executor for each in claims).items())
@@ -217,7 +217,7 @@ def _warn_of_subclass(node: torch.fx.Node, kind: str, handle: JitHandle) -> None
 
 
 def _warn_of_gradients(report: CompileReport, handle: JitHandle) -> None:
-    """Warn, once for a jitted function, that gradients keep its weights from being folded."""
+    """Warn, once per jitted function, that gradients keep its weights from being folded."""
     if not handle.warned:
         handle.warned = True
         advice = "call it under torch.no_grad() or torch.inference_mode(), or after requires_grad_(False)"

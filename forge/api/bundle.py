@@ -1,4 +1,4 @@
-"""forge.bundle: the kernels that a jitted function runs, written to a folder, to be used elsewhere."""
+"""forge.bundle: writes the kernels that a jitted function runs to a folder, for use elsewhere."""
 
 import os
 from collections.abc import Iterator

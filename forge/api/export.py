@@ -1,4 +1,4 @@
-"""forge.export and forge.load: a program ahead of time, as one file."""
+"""forge.export and forge.load: programs compiled ahead of time, in one file."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,17 @@ from forge.torch_internals.distributed import is_dtensor
 from forge.torch_internals.pytree import torch_pytree
 from forge.transforms.users import Transform
 
-ALONE = "model"  # the only entry point, as torch names it
+ALONE = "model"  # the only entry point, by torch's name
 
 
 class EntryPoint(NamedTuple):
-    """A model with an example of its arguments, as forge.export takes several.
+    """A model with example arguments; forge.export takes several.
 
     Attributes:
         model: A module, or a program of torch.export.
         args: Example arguments by position.
         kwargs: Example arguments by name.
-        dynamic_shapes: The dims whose size differs from call to call.
+        dynamic_shapes: The dims whose size varies between calls.
     """
 
     model: torch.nn.Module | ExportedProgram
@@ -66,7 +66,7 @@ def export(  # noqa: PLR0913  the options of forge.export
             forge.EntryPoint, for several entry points that share weights.
         args: Example arguments by position.
         kwargs: Example arguments by name.
-        dynamic_shapes: The dims whose size differs from call to call, as torch.export takes them.
+        dynamic_shapes: The dims whose size varies between calls, as torch.export takes them.
         strict: Capture by Dynamo, as torch.export's `strict`.
         executors: As forge.jit's.
         transforms: As forge.jit's. A forge.ModuleTransform replaces parameters in a copy of each module.
@@ -78,7 +78,7 @@ def export(  # noqa: PLR0913  the options of forge.export
         The exported programs, which `save` writes to a file for forge.load.
 
     Raises:
-        ExportError: For a model that torch.export or forge cannot take, with the reason.
+        ExportError: For a model that torch.export or forge cannot compile, with the reason.
     """
     check_transforms(transforms)
     of_programs, of_modules = split_transforms(transforms)
@@ -118,7 +118,7 @@ def export(  # noqa: PLR0913  the options of forge.export
 
 
 # A guard that torch could not prove for all sizes. Some hold for all: torch 2.11's meta function of attention on CUDA
-# sorts strides, and asks whether min(64 * n, 128 * n) is 64 * n. Those are asserted by the program instead.
+# sorts strides, and guards on min(64 * n, 128 * n) being 64 * n. The program asserts those instead.
 _UNPROVEN = "Constraints violated"
 
 
@@ -153,14 +153,14 @@ def _export(point: EntryPoint, *, strict: bool) -> ExportedProgram:
 
 
 def _check_collectives(exported: ExportedProgram) -> None:
-    """Raise ExportError for a program that communicates."""
+    """Raise ExportError for a program with collectives."""
     for node in exported.graph.nodes:
         if isinstance(node.target, OpOverload) and node.target.namespace in ("_c10d_functional", "c10d"):
             raise ExportError(f"forge.export: the model calls {node.target}, but a file is for one process")
 
 
 def _distinct(arguments: Any) -> Any:
-    """Return the arguments with a copy of each tensor that is there twice: torch.export takes it for one input."""
+    """Return the arguments with a copy of each repeated tensor, which torch.export would treat as one input."""
     visited: set[int] = set()
 
     def copied(leaf: Any) -> Any:

@@ -1,8 +1,8 @@
 """forge.trace, forge.vjp, forge.grad, forge.value_and_grad: functions traced directly, without Dynamo.
 
 forge.vjp and forge.grad call the function with proxies each time, as torch.func's call it with tensors: Python's
-control flow is followed as it runs, and nothing that the function reads (a module's mode, a closure, a global) has to
-be guarded. The code compiled for an earlier program of the same structure is used again.
+control flow runs as usual, and nothing that the function reads (a module's mode, a closure, a global) needs a guard.
+The code compiled for an earlier program of the same structure is reused.
 """
 
 import functools
@@ -40,7 +40,7 @@ def trace(function: Callable, *args: Any, **kwargs: Any) -> Trace:
         kwargs: Keyword arguments of the call.
 
     Returns:
-        A trace of named calls, each with the calls that it consists of; it can be printed, transformed and compiled.
+        A trace of named calls, each with its decomposition; it can be printed, transformed and compiled.
 
     Raises:
         TypeError: For a branch on the value of a tensor.
@@ -54,7 +54,7 @@ Compilation = tuple[Executable, CompileReport]
 
 
 class Programs:
-    """The programs compiled last, by their structure; at most `size` of them."""
+    """Cache of the `size` most recently used compiled programs, by their structure."""
 
     def __init__(self, size: int) -> None:
         self._compiled: BoundedDict = BoundedDict(size)
@@ -65,10 +65,10 @@ class Programs:
         key = (*parts, program.grad, tuple(program.mutated), config.executors, *modes().values())
         try:
             hash(key)
-        except TypeError:  # the program names an object that has no hash
+        except TypeError:  # the program refers to an unhashable object
             return _compile(program, config)
         compiled = self._compiled.pop(key, None) or _compile(program, config)
-        self._compiled[key] = compiled  # the last used stands last
+        self._compiled[key] = compiled  # least recently used first
         return compiled
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ def _call(function: Callable, args: tuple, kwargs: dict) -> Any:
 
 class Direct:
     """`function`, which reads nothing but its arguments, compiled through the direct front end for each new metadata of
-    them (the `size` last)."""
+    them; the last `size` compilations are cached."""
 
     def __init__(
         self, function: Callable, executors: Sequence[str | Executor] | None = None, *, size: int = 256
@@ -289,12 +289,12 @@ def grad(function: Callable, argnums: int | Sequence[int] = 0, *, has_aux: bool 
 
 
 def _records_grad(leaves: Sequence[Any]) -> bool:
-    """Return whether torch's autograd records what is done with these, so that gradients are differentiated again."""
+    """Return whether torch's autograd records operations on these, so that gradients are differentiable again."""
     return torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _input(leaf: torch.Tensor, again: bool) -> torch.Tensor:
-    """Return a value of its own to differentiate by; with `again`, what is done with it flows on to the leaf."""
+    """Return a separate value to differentiate with respect to; with `again`, it is connected to the leaf."""
     return leaf.view_as(leaf) if again and leaf.requires_grad else leaf.detach().requires_grad_()
 
 

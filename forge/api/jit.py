@@ -1,4 +1,4 @@
-"""forge.jit: the whole pipeline, from a function or module to one that is called the same way and runs faster."""
+"""forge.jit: the whole pipeline, from a function or module to an equivalent one that runs faster."""
 
 import builtins
 import functools
@@ -66,7 +66,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         target: A callable or a torch.nn.Module.
         executors: Names or Executor objects in order of priority. None takes every available executor.
         transforms: Functions from Trace to Trace that run on each recorded trace before forge's own passes. They do
-            not run again where the cache has a program that the same transforms produced. A forge.ModuleTransform,
+            not run again if the cache has a program that the same transforms produced. A forge.ModuleTransform,
             such as those of forge.quantize, replaces parameters in a copy of the module, which is jitted; the
             module keeps its own, and shares the others.
         kernels: Kernel repositories ("org/name@v1"), folders of repositories, manifest files, or kernels declared in
@@ -83,16 +83,16 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         cache: Keep compiled programs on disk, for other processes that capture the same program with the same options
             and versions. FORGE_CACHE_DIR is the folder; FORGE_CACHE=0 disables the cache.
         cuda_graphs: On a CUDA device, record the forward and backward as CUDA graphs after a few calls of a shape:
-            always (True), never (False), or once a program was seen to make its device wait for launches, where memory
-            allows and sizes are fixed or, in inference, come again ("auto"). Calls that cannot be recorded run between
-            the graphs; forge.explain gives the reasons. Recorded graphs hold the memory of what the forward saves, and
+            always (True), never (False), or once a program was seen to leave its device waiting for launches, if memory
+            allows and sizes are fixed or, in inference, recur ("auto"). Calls that cannot be recorded run between
+            the graphs; forge.explain gives the reasons. Recorded graphs hold the memory of the forward's residuals, and
             are not cached on disk.
         freeze: For inference: compute once the values that depend on parameters and buffers alone, fold batch norms
             into the layers before them, and join linear layers that share an input. A change of a weight triggers
             the computation again; see forge.refold for the changes that go unnoticed. A call that needs gradients
             runs unfrozen, with a warning.
-        select: Where several executors take a call, run the first ("order") or the fastest ("measured"). Each is
-            measured once for each metadata of the arguments; forge.explain reports the times. A matrix product and the
+        select: If several executors accept a call, run the first ("order") or the fastest ("measured"). Each is
+            measured once per metadata of the arguments; forge.explain reports the times. A matrix product and the
             pointwise calls after it are measured as one region, too, with the templates of Inductor's max_autotune.
         numerics: "fast" computes bfloat16 and float16 values in float32 within a fused region and rounds the region's
             results. "eager" rounds every value, so that a region gives the results of torch's functions, except for
@@ -193,13 +193,13 @@ def jit(  # noqa: PLR0913  the options of forge.jit
         has_own_loop = config.numerics == "fast"
         return jitted_module(target, compiled, compile_forward, rejit, compile_step if has_own_loop else None)
     functools.update_wrapper(compiled, target, updated=())
-    compiled.__dict__ = {**getattr(target, "__dict__", {}), **compiled.__dict__}  # Dynamo's own marks stay
+    compiled.__dict__ = {**getattr(target, "__dict__", {}), **compiled.__dict__}  # Dynamo's own attributes stay
     return compiled
 
 
 def _module_of(target: Callable) -> torch.nn.Module:
-    """Return a target whose parameters are to be replaced. Raises TypeError for a function, which may read any, and for
-    what is jitted already."""
+    """Return a target whose parameters are to be replaced. Raises TypeError for a function, which may read any
+    parameter, and for a jitted one."""
     is_jitted = hasattr(type(target), "_forge_compiled")
     require(
         isinstance(target, torch.nn.Module) and not is_jitted,
@@ -229,12 +229,12 @@ _entries = itertools.count()
 
 
 def _entry(target: Callable) -> Callable:
-    """Return a function of forge's own to compile, with a code object and a name of its own: Dynamo's cache and its
-    limit of recompilations are one per code object, and what it learnt of changing shapes is one per name.
+    """Return a function to compile with its own code object and name: Dynamo's cache and its
+    limit of recompilations are per code object, and its record of dynamic shapes is per name.
 
-    Dynamo's guards live as long as the types and modules that they look at, and they keep its globals: nothing that
-    shall be freed may be one. A module is its argument, a function its closure's. Dynamo keeps the code object and
-    what it compiled for it, each for the other's sake, until the entry goes."""
+    Dynamo's guards live as long as the types and modules that they check, and they keep its globals alive: objects
+    that must be freed may not be among them. A module is its argument, a function is in its closure. Dynamo's code
+    object and its compiled code keep each other alive until the cache entry is gone."""
     template = _call_module if isinstance(target, torch.nn.Module) else _wrap_function(target)
     return _entry_of(template, name_of(target), _globals())
 
@@ -244,7 +244,7 @@ def _globals() -> dict[str, Any]:
 
 
 def _entry_of(template: Callable, name: str, scope: dict[str, Any]) -> Callable:
-    """Return a function like `template` with a code object of its own, and with globals `scope`."""
+    """Return a function like `template` with a new code object, and with globals `scope`."""
     code = template.__code__.replace(co_name=f"forge_{next(_entries)}_{name}")
     entry = types.FunctionType(code, scope, closure=template.__closure__)
     weakref.finalize(entry, reset_code, code).atexit = False
@@ -270,13 +270,13 @@ def _wrap_function(target: Callable) -> Callable:
 
 
 def _runs_later(target: Callable) -> bool:
-    """Return whether a call of it runs nothing yet; Dynamo would run all of it at once."""
+    """Return whether calling it runs nothing yet; Dynamo would run all of it at once."""
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     return any(is_one(target) for is_one in kinds)
 
 
 def last_traces(jitted: Any) -> list[Trace]:
-    """Return every stage of the graph that was compiled last: the forward if gradients are needed, else the whole.
+    """Return every stage of the graph compiled last: the forward if gradients are needed, else the whole program.
 
     Args:
         jitted: A result of forge.jit.
@@ -291,13 +291,13 @@ def last_traces(jitted: Any) -> list[Trace]:
 
 
 def last_backward_traces(jitted: Any) -> list[Trace]:
-    """Return every stage of the backward that was compiled last, of the last graph.
+    """Return every stage of the backward compiled last, of the last graph.
 
     Args:
         jitted: A result of forge.jit.
 
     Returns:
-        Traces in pass order; of a large program the last stage alone, as last_traces.
+        Traces in pass order; of a large program only the last stage, as for last_traces.
 
     Raises:
         TypeError: If `jitted` is not a result of forge.jit.
@@ -313,10 +313,10 @@ def _stages(jitted: Any, caller: str, which: str) -> list[Trace]:
 
 
 def refold(jitted: Any) -> None:
-    """Compute the folded weights of a frozen function again at its next call.
+    """Recompute the folded weights of a frozen function at its next call.
 
-    Changes that torch counts, and writes through `data` or `numpy()` of a parameter, need no call of refold. Writes
-    through other aliases do: `buffer.data`, `p.detach().numpy()`, DLPack, or a tensor taken from `p.data` before
+    torch counts most changes, and writes through `data` or `numpy()` of a parameter are noticed; neither needs refold.
+    Writes through other aliases do: `buffer.data`, `p.detach().numpy()`, DLPack, or a tensor taken from `p.data` before
     the first call.
 
     Args:
@@ -332,7 +332,7 @@ def refold(jitted: Any) -> None:
 def finish_compiling(jitted: Any, timeout: float | None = None) -> bool:
     """Wait until a jitted function has its final programs.
 
-    A program whose launches cost more than what they compute is compiled a second time after it was called often: as
+    A program whose launches cost more than its kernels is compiled a second time after it was called often: as
     CUDA graphs, or with larger regions in the background. This function starts the second compilation at once and
     installs its result.
 

@@ -1,4 +1,4 @@
-"""forge.load_kernel: a kernel to call directly, checked as it is when forge chooses it for a model."""
+"""forge.load_kernel: a kernel to call directly, with the same checks as in a compiled model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from forge.patterns import Pattern
 
 
 class LoadedKernel:
-    """The kernels of one operator, called as the operator is: the first that takes a call runs it and its gradient.
+    """The kernels of one operator, called like the operator: the first that accepts a call runs it and its gradient.
 
     Attributes:
         kernels: Names in order of priority.
@@ -36,7 +36,7 @@ class LoadedKernel:
             return self._symbol(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator on real tensors. Raises NotImplementedError with each kernel's reason where none takes
+        """Call the operator on real tensors. Raises NotImplementedError with each kernel's reason if none accepts
         them."""
         executable, report = self._direct.compile(args, kwargs)
         if {claim.executor for claim in report.claims}.isdisjoint(self.kernels):
@@ -45,7 +45,7 @@ class LoadedKernel:
         return executable.call(*input_tensors(args, kwargs))
 
     def _reasons(self, name: str, report: CompileReport, args: tuple, kwargs: dict) -> list[str]:
-        """Return every constraint that fails, else why the kernel was declined all the same."""
+        """Return every constraint that fails, else the kernel's other reason to decline."""
         kernel = self._by_name[name]
         unusable = kernel.unusable()
         if unusable is not None:
@@ -71,14 +71,14 @@ def load_kernel(
     Args:
         op: A torch function, its name, or "pattern:name".
         name: The name of one kernel, alone or as "library.name". By default, each call runs the kernel of the highest
-            priority that takes it.
+            priority that accepts it.
         force: Skip the constraints, the verification and the availability check of each kernel. A kernel that cannot
-            be loaded is left out all the same.
+            be loaded is still left out.
         kernels: Sources, as forge.jit takes them; by default the kernels of the process (forge.use_kernels).
         allow_imports: Modules that the kernels may import beyond the Hub's rules.
 
     Returns:
-        A callable that runs the first kernel that takes a call, and raises where none does.
+        A callable that runs the first kernel that accepts a call, and raises if none does.
 
     Raises:
         ValueError: For an unknown operator or name.

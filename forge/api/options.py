@@ -41,7 +41,7 @@ _OF_TORCH_COMPILE = {
 
 
 def refuse_unknown(caller: str, names: Iterable[str], options: Sequence[str]) -> None:
-    """Raise TypeError for an option that is not known, with the near ones, or with forge's name for torch.compile's."""
+    """Raise TypeError for an unknown option, with similar names, or with forge's name for torch.compile's."""
     for name in names:
         advice = _OF_TORCH_COMPILE.get(name)
         what = (
@@ -75,12 +75,12 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
     """Return the Config of options of forge.jit, whose docstring describes them.
 
     first: executors that take priority over `executors`, such as kernels. is_for_a_file: programs run elsewhere, so
-    that FORGE_CHECK does not count.
+    that FORGE_CHECK does not apply.
 
     Raises:
-        ValueError: for an unknown `memory`, `select`, `numerics`, `check` or `mode`, an unknown executor, and a fusion
-            executor that has no regions of such numerics.
-        TypeError: for an option of another type.
+        ValueError: For an unknown `memory`, `select`, `numerics`, `check` or `mode`, an unknown executor, and a fusion
+            executor whose regions do not support the numerics.
+        TypeError: For an option of another type.
     """
     check = check if is_for_a_file else default_check(check)
     for name, value, choices in (
@@ -106,7 +106,7 @@ def resolve_options(  # noqa: PLR0913  the options of forge.jit
         resolved = tuple(map(_round_as_eager, resolved))
     if check == "regions":
         resolved = tuple(each.with_region_checks() if isinstance(each, FusionExecutor) else each for each in resolved)
-    if select == "measured":  # last, where they leave the places of the others as they are
+    if select == "measured":  # last, so that the indices of the others stay the same
         products = [each.product_executor() for each in resolved if isinstance(each, FusionExecutor)]
         resolved = (*resolved, *[each for each in products if each is not None])
     is_plain = check != "eager" and edit is None
@@ -133,7 +133,7 @@ CONFIG_OPTIONS = [
 
 
 def check_transforms(transforms: Any) -> None:
-    """Raise TypeError where transforms are no list of functions and module transforms."""
+    """Raise TypeError unless transforms are a list of functions and module transforms."""
     check_list(transforms, "forge.jit: transforms", "functions from a Trace to a Trace")
     for transform in transforms:
         is_class = isinstance(transform, type) and issubclass(transform, ModuleTransform)

@@ -1,4 +1,4 @@
-"""Kernels, layers and options about them that a user named for a program and that it does not use: one warning each,
+"""Kernels, layers and options about them that a user named for a program and that have no effect: one warning each,
 with the reason."""
 
 import difflib
@@ -62,7 +62,7 @@ class UnusedOptions:
 
 
 def idle_options(kernels: Sequence, layers: Any, allow_imports: Sequence[str]) -> dict[str, str]:
-    """Return the options of forge.jit about kernels and layers that have no effect, each with what to say of it."""
+    """Return the options of forge.jit about kernels and layers that have no effect, each with its message."""
     idle = {}
     if isinstance(layers, Mapping) and not layers:
         idle["layers"] = "layers={} names no layer"
@@ -72,13 +72,13 @@ def idle_options(kernels: Sequence, layers: Any, allow_imports: Sequence[str]) -
 
 
 def look_at_module(layers: LayerExecutor, module: torch.nn.Module) -> None:
-    """Have the layers see the classes of all of a model's modules: it need not call each of them at first."""
+    """Have the layers see the classes of all of a model's modules: the first calls need not reach each of them."""
     for each in module.modules():
         layers.see(type(each))
 
 
 def unmatched_layer_message(target: str | type, names: Sequence[str]) -> str | None:
-    """Return a message where no module has the name or class that a layer was named for; None otherwise."""
+    """Return a message if no module has the name or class that a layer was named for; None otherwise."""
     name = target if isinstance(target, str) else target.__name__
     if name in names:
         return None
@@ -88,14 +88,14 @@ def unmatched_layer_message(target: str | type, names: Sequence[str]) -> str | N
 
 
 def unused_layers(programs: Sequence[CompileReport]) -> Iterator[LayerUse]:
-    """Yield the modules' calls that do not fit the layer for them. A wrong layer that fits has a warning of its own."""
+    """Yield the calls of modules that their layers do not fit. A wrong layer that fits has its own warning."""
     for program in programs:
         yield from (use for use in program.layers if use.how is None and not use.layer)
 
 
 def unused_kernels(kernels: HubExecutor, programs: Sequence[CompileReport]) -> Iterator[tuple[str, str, Source | None]]:
     """Yield (name, warning, source) of kernels that a program does not use because they have no gradient, and of
-    libraries of which no kernel is used. A kernel that failed verification has a warning of its own."""
+    libraries without any used kernel. A kernel that failed verification has its own warning."""
     claims = [[*program.claims, *program.backward_claims] for program in programs]
     declined = [entry for each in claims for entry in _declined_claims(kernels, each)]
     for each in claims:

@@ -4,11 +4,11 @@ code generation.
 entry.py              the cache entry of a captured graph: loads a program, or writes one
 graphs.py, keys.py    the key: the graph in words, modes, options and versions, as one hash
 guards.py             the guards on sizes that a program was compiled under
-programs.py           a CompiledPlan as text and a table of the objects that its text names, and back
+programs.py           conversion between a CompiledPlan and text with a table of the objects that it names
 objects.py            one named object: by qualified name, by value, by its owner
 store.py              bytes in a file: written whole, read only if undamaged and owned by this user
 
-An entry is code: it is read only if this user, and nobody else, can have written it.
+An entry is code: it is read only if no other user can have written it.
 """
 
 from forge.cache.cache_entry import CacheEntry

@@ -1,4 +1,4 @@
-"""The cache entry of one captured graph: what was compiled for it is read from disk, or written there."""
+"""The cache entry of one captured graph: reads its compiled program from disk, or writes it there."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from forge.support.owner_only_store import is_on
 
 
 class CacheEntry:
-    """`key` is None where the cache is off, or where the graph cannot be written to disk: then `reason` says why."""
+    """`key` is None if the cache is off, or if the graph cannot be written to disk: then `reason` says why."""
 
     def __init__(self, graph: torch.fx.GraphModule, config: Config, parameters: Sequence[str]) -> None:
         self.key: str | None = None
@@ -44,17 +44,17 @@ class CacheEntry:
             self.key = key_of(self._described, config, parameters)
         except Uncacheable as reason:
             self.reason = str(reason)
-        except Exception as error:  # a graph with something in it that nobody thought of
+        except Exception as error:  # a graph with unforeseen contents
             self.reason = f"{type(error).__name__}: {error}"
         self._seconds = time.perf_counter() - start
 
     @property
     def equal_lengths(self) -> dict[Any, Any]:
-        """The lengths that are guarded to be equal by now; nothing where no program is written."""
+        """Return the sizes that are guarded to be equal by now; nothing if no program is written."""
         return {} if self.key is None else equal_lengths(self._described.symbols)
 
     def load(self, boundary: CallBoundary, layers: Sequence[LayerUse]) -> tuple[Executable, CompileReport] | None:
-        """Return the program that is on disk, None where there is none that can run here."""
+        """Return the program on disk, None if there is none that can run here."""
         if self.key is None:
             return None
         start = time.perf_counter()
@@ -65,7 +65,7 @@ class CacheEntry:
             if not hold(entry.data["guards"], self._described.symbols):
                 return None
             executable, report = load(entry, self._config, self._described, self._compiler(), boundary, layers)
-        except Exception as error:  # an entry names code of others, which may raise anything
+        except Exception as error:  # an entry refers to third-party code, which may raise anything
             store.notice(f"a program cannot be used, and is compiled again: {type(error).__name__}: {error}")
             return None
         report.seconds["load"] = self._seconds + time.perf_counter() - start
@@ -75,13 +75,13 @@ class CacheEntry:
     def write(
         self, executable: Executable, report: CompileReport, mutated: list[int], graph_constants: list[torch.Tensor]
     ) -> None:
-        """Write a compiled program to disk; where that cannot be, its report says why."""
+        """Write a compiled program to disk; if that fails, its report says why."""
         report.uncached = self._reason_not_to_write(executable, report, mutated, graph_constants)
 
     def _reason_not_to_write(
         self, executable: Executable, report: CompileReport, mutated: list[int], graph_constants: list[torch.Tensor]
     ) -> str | None:
-        """Write a compiled program, and return None; where that cannot be, return why."""
+        """Write a compiled program, and return None; if that fails, return the reason."""
         if self.key is None:
             return self.reason
         start = time.perf_counter()
@@ -122,7 +122,7 @@ class CacheEntry:
         plan: CompiledPlan,
         executors: Sequence[Executor],
     ) -> None:
-        """Write the second tier of a program in the place of the first, which stays where that cannot be."""
+        """Replace a program's first tier on disk by its second; if that cannot be written, the first stays."""
         try:
             entry = dump(plan, report, mutated, numbers, executors, self._described, second_tier=None)
             entry.data["guards"] = guards_since(self._described.symbols, self._described.guards)
@@ -131,7 +131,7 @@ class CacheEntry:
         self._write(entry, plan)
 
     def _write(self, entry: Entry, plan: CompiledPlan) -> None:
-        """Write an entry, which is removed where a user's executor breaks its contract when the program first runs: a
+        """Write an entry; it is removed if a user's executor breaks its contract when the program first runs, since a
         process that reads it does not check."""
         if self.key is None:
             return
@@ -141,7 +141,7 @@ class CacheEntry:
                 when_broken(generated.function, partial(store.remove, self.key))
 
     def _compiler(self) -> Callable[[], tuple[Executable, CompileReport]]:
-        """Return a function that compiles the graph under the torch modes that are set now."""
+        """Return a function that compiles the graph under the current torch modes."""
         graph, config, parameters, now = self._graph, self._config, self._parameter_names, modes()
 
         def compile() -> tuple[Executable, CompileReport]:

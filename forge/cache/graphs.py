@@ -1,5 +1,5 @@
 """A captured graph in words, the same in every process that captures the same: nodes in order, targets by qualified
-name, nested graphs inside, and the metadata of every value, with whose memory it is."""
+name, nested graphs inline, and the metadata of every value, with its aliasing."""
 
 import operator
 from collections.abc import Callable
@@ -26,14 +26,14 @@ _PLAIN = (*_NUMBERS, str, bytes, type(None), type(...), torch.dtype, torch.devic
 
 
 class Uncacheable(Exception):
-    """A program that cannot be kept for another process, with the reason in words."""
+    """A program that cannot be cached for other processes, with the reason in words."""
 
 
 class GraphKey:
-    """A graph as words, from which its key in the cache is made.
+    """A graph as words, from which its cache key is computed.
 
-    lines: sources of the nodes' calls, by number. graph_constants: tensors that the graph holds itself, by number.
-    devices: those of all tensors. symbols: its symbolic inputs. guards: how many guards on these there were.
+    lines: sources of the nodes' calls, by number. graph_constants: tensors in the graph itself, by number.
+    devices: those of all tensors. symbols: its symbolic inputs. guards: the number of guards on these.
     """
 
     def __init__(self, graph: GraphModule) -> None:
@@ -54,13 +54,13 @@ class GraphKey:
         return None if source is None else self.lines.get(source)
 
     def constant_number(self, tensor: torch.Tensor) -> int:
-        """Return the index of a tensor among those that the graph holds."""
+        """Return the index of a tensor among the graph's constants."""
         return list(self.graph_constants).index(id(tensor))
 
     def _graph(self, graph: GraphModule) -> None:
         self.words.append("graph")
         for node in graph.graph.nodes:
-            line = self.lines.setdefault(Source.of(node), len(self.lines))  # a kept program names lines by number
+            line = self.lines.setdefault(Source.of(node), len(self.lines))  # a cached program refers to lines by number
             self._node(node, graph, line)
         self.words.append("end")
 
@@ -84,7 +84,7 @@ class GraphKey:
             self._site(node.meta[SITE])
 
     def _site(self, site: Site) -> None:
-        """Describe a module's call, and the layer that takes it."""
+        """Describe a module's call, and its layer."""
         if site.how == "one call":
             raise Uncacheable(f"layer {site.layer} is one call, which is of one process")
         fingerprint = site.override.fingerprint()
@@ -186,7 +186,7 @@ class GraphKey:
             storage = value.untyped_storage()
         except (NotImplementedError, RuntimeError):  # a wrapper's, which has none
             return -1
-        self._storages.append(storage)  # an address means one storage as long as it lives
+        self._storages.append(storage)  # an address identifies a storage only during its lifetime
         return self._memory.setdefault(storage_address(storage), len(self._memory))
 
 

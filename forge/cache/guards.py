@@ -1,6 +1,6 @@
-"""Guards on symbolic sizes that compiling adds to Dynamo's: kept with a program, and in force where it is found.
+"""Guards on symbolic sizes that compiling adds to Dynamo's: stored with a program, and installed when it is loaded.
 
-Source: torch._inductor.codecache.FxGraphCache, which keeps guards in the same words.
+Source: torch._inductor.codecache.FxGraphCache, which stores guards in the same words.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def count(symbols: Sequence[torch.SymInt]) -> int:
 
 
 def guards_since(symbols: Sequence[torch.SymInt], before: int) -> str | None:
-    """Return the guards added to a graph's symbolic inputs since there were so many, as text; None where there are
+    """Return the guards added to a graph's symbolic inputs after the first `before`, as text; None if there are
     none."""
     if count(symbols) == before:
         return None
@@ -26,7 +26,7 @@ def guards_since(symbols: Sequence[torch.SymInt], before: int) -> str | None:
 
 
 def hold(guards: str | None, symbols: Sequence[torch.SymInt]) -> bool:
-    """Return whether guards hold of these inputs; then they are guarded from now on."""
+    """Return whether guards hold for these inputs; if so, they are installed."""
     if guards is None:
         return True
     env: Any = symbols[0].node.shape_env
@@ -37,8 +37,8 @@ def hold(guards: str | None, symbols: Sequence[torch.SymInt]) -> bool:
 
 
 def equal_lengths(symbols: Sequence[torch.SymInt]) -> dict[Any, Any]:
-    """Return the symbols that guards have made equal to a number or to an expression of others, with what they
-    equal."""
+    """Return the symbols that guards have made equal to a number or to an expression of others, with their
+    values."""
     return dict(symbols[0].node.shape_env.replacements) if symbols else {}
 
 

@@ -1,4 +1,4 @@
-"""The key of a captured graph: a hash of all that decides what it is compiled to."""
+"""The key of a captured graph: a hash of all inputs of its compilation."""
 
 import hashlib
 import platform
@@ -16,7 +16,7 @@ from forge.support.machine import device_name, processor
 
 
 def key_of(graph: GraphKey, config: Config, parameters: Sequence[str]) -> str:
-    """Return the key of a graph's program. Raises Uncacheable where part of it is known to this process only."""
+    """Return the key of a graph's program. Raises Uncacheable if part of it exists only in this process."""
     if config.records_graphs:
         raise Uncacheable("CUDA graphs are of one process")
     if config.freeze:

@@ -1,7 +1,7 @@
 """Serialization of the objects that a program's text names, one at a time, as JSON.
 
-A function is its qualified name, or the place that an executor of the program has it in; a tensor its bytes; a region
-what its executor dumps of it; an object of forge's own classes its attributes. Nothing is pickled.
+A function is stored as its qualified name, or its index in an executor of the program; a tensor as its bytes; a region
+as its executor's dump; an object of forge's own classes as its attributes. Nothing is pickled.
 """
 
 import functools
@@ -31,8 +31,8 @@ _TORCHS = (torch.dtype, torch.layout, torch.memory_format)
 
 
 class Writer:
-    """Describes objects for an entry. `regions` are functions of fusion executors, by id; `lines` are the numbers of
-    lines of the user's program."""
+    """Serializer of objects for an entry. `regions` are functions of fusion executors, by id; `lines` are the numbers
+    of lines of the user's program."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Writer:
         }
 
     def describe(self, value: Any) -> list:
-        """Return a value as plain data. Raises Uncacheable, with the reason, where another process cannot rebuild
+        """Return a value as plain data. Raises Uncacheable, with the reason, if another process cannot rebuild
         it."""
         kind = type(value)
         if kind in _PLAIN:
@@ -116,7 +116,7 @@ class Writer:
         return ["region", self.executors.index(fuser), self.entry.add(data)]
 
     def _fallback(self, fallback: Fallback) -> list:
-        """Store the fallback as a blob of its own, which is parsed only if it runs."""
+        """Store the fallback as a separate blob, which is parsed only if it runs."""
         code = json.dumps(self.code(fallback.code())).encode()
         return ["fallback", fallback.executor, fallback.strict, fallback.regions, self.entry.add(code)]
 
@@ -137,7 +137,7 @@ class Writer:
 
 
 class Reader:
-    """Finds or makes what was described. `lines`: those of the user's program, by number."""
+    """Finds or rebuilds described objects. `lines`: those of the user's program, by number."""
 
     def __init__(
         self,
@@ -155,12 +155,12 @@ class Reader:
         self._places: dict[int, dict[tuple, Any]] = {}
 
     def find(self, described: list) -> Any:
-        """Return the object. Raises an error of any kind where this process does not have it."""
+        """Return the object. Raises an error of any kind if this process does not have it."""
         kind, *parts = described
         return _FINDERS[kind](self, *parts)
 
     def code(self, lines: list[str], table: Mapping[str, list], sources: list[list]) -> Code:
-        """Return a generated function that was described."""
+        """Return a described generated function."""
         scope = {key: self.find(each) for key, each in table.items()}
         return Code(lines, scope, {line: [self.lines[number] for number in numbers] for line, numbers in sources})
 
@@ -224,7 +224,7 @@ _FINDERS: dict[str, Callable] = {
 
 
 def resolve(name: str) -> Any:
-    """Return the object of a qualified name. Raises ImportError or AttributeError where there is none."""
+    """Return the object of a qualified name. Raises ImportError or AttributeError if there is none."""
     parts = name.split(".")
     depth = next((i for i in range(len(parts) - 1, 0, -1) if ".".join(parts[:i]) in sys.modules), 0)
     if not depth:
@@ -246,7 +246,7 @@ def _is_same(name: str, value: Any) -> bool:
 
 
 def _name_of_symbol(symbol: Symbol) -> str | None:
-    """Return the name of the function that a symbol was declared with, whose place the symbol takes."""
+    """Return the name of the function that a symbol was declared with, and replaces."""
     function = symbol.body or symbol.meta
     return None if function is None else f"{function.__module__}.{function.__qualname__}"
 

@@ -1,9 +1,9 @@
-"""A compiled program as an entry, and an entry as a program again.
+"""Conversion between compiled programs and cache entries.
 
-What is kept is what runs: the text of the generated functions, with a table of what it names, the plain data of the
-plan, and who claimed what, for forge.explain. The passes have not run where a program was read: what only they give
-(the backward of other outputs, a backward of a backward, the stages) is compiled from the captured graph when it is
-asked for.
+An entry has what runs: the text of the generated functions, with a table of the objects that it names, the plain data
+of the plan, and the claims, for forge.explain. The passes do not run for a program from disk: results that only they
+provide (the backward of other outputs, a double backward, the stages) are compiled from the captured graph on
+demand.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from forge.transforms.split import SavedValue
 
 _PARTS = ("forward", "backward", "epilogue")
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")  # in the repr of a function: of this process alone
-_loaded: BoundedDict = BoundedDict(4096)  # functions that executors made of dumped regions, by executor and hash
+_loaded: BoundedDict = BoundedDict(4096)  # functions that executors loaded from dumped regions, by executor and hash
 
 
 def dump(
@@ -52,10 +52,10 @@ def dump(
     *,
     second_tier: SecondTier | None,
 ) -> Entry:
-    """Return a program as an entry: its plan, with the executors that it was made with. graph_constants: numbers of
-    tensors that the graph holds, which the program takes last.
+    """Return a program as an entry: its plan, with its executors. graph_constants: numbers of
+    tensors in the graph, which the program takes last.
 
-    Raises Uncacheable for one that another process could not run.
+    Raises Uncacheable for a program that another process could not run.
     """
     entry = Entry({})
     functions = dict(zip(_PARTS, generated_functions(plan), strict=True))
@@ -87,7 +87,7 @@ def dump(
 
 
 def generated_functions(plan: CompiledPlan) -> tuple[GeneratedFunction | None, ...]:
-    """Return the forward, backward and epilogue of a plan, where there are such."""
+    """Return the forward, and the backward and epilogue if there are any, of a plan."""
     training = plan.training
     return (plan.forward, training and training.backward, training and training.epilogue)
 
@@ -117,7 +117,7 @@ def _training_data(training: TrainingPlan | None) -> dict[str, Any] | None:
 
 
 def _hash(training: TrainingPlan) -> str:
-    """Return the hash of what a forward saves, and of what: the layout of what its backwards are given."""
+    """Return the hash of a forward and its residuals: the layout of its backwards' inputs."""
     split = training.split
     assert split is not None, "a plan from disk is not written again"
     saved = [names(part) for part in split.output]
@@ -140,7 +140,7 @@ def load(
     layers: Sequence[LayerUse],
 ) -> tuple[Executable, CompileReport]:
     """Return the program of an entry. compile: compiles it from the captured graph. layers: for its report. Raises an
-    error, of whatever kind, where what it names is not here."""
+    error, of any kind, if an object that it names does not exist here."""
     data = entry.data
     program = _Program(compile)
     lines = {number: line for line, number in graph.lines.items()}
@@ -149,7 +149,7 @@ def load(
     def region(executor: FusionExecutor, data: bytes) -> Callable | None:
         try:
             return _load_region(executor, data)
-        except Exception as error:  # the others are tried as well: each executor finds all that it cannot use
+        except Exception as error:  # the others are tried as well, so that each executor finds all that it cannot use
             errors.append(error)
             return None
 
@@ -206,8 +206,8 @@ def _training_plan(  # noqa: PLR0913  the fields of a record
 
 
 class _LoadedBackwards:
-    """The backwards of a program from disk that are not on it (forge.runtime.plan.Backwards). split: the hash of the
-    forward with what it saves."""
+    """The backwards of a program from disk that are not stored (forge.runtime.plan.Backwards). split: the hash of the
+    forward with its residuals."""
 
     def __init__(self, program: "_Program", split: str) -> None:
         self._program = program
@@ -234,7 +234,7 @@ class _LoadedBackwards:
 
 
 def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
-    """Return the executor's function for a serialized region, loaded once in a process."""
+    """Return the executor's function for a serialized region, loaded once per process."""
     key = (executor, hashlib.sha256(data).digest())
     function = _loaded.get(key)
     if function is None:
@@ -243,7 +243,7 @@ def _load_region(executor: FusionExecutor, data: bytes) -> Callable:
 
 
 class _Program:
-    """A program from disk. `whole` is the same program compiled here, once something is needed that is not on disk."""
+    """A program from disk. `whole` is the same program compiled here, once something that is not on disk is needed."""
 
     def __init__(self, compile: Callable[[], tuple[Executable, CompileReport]]) -> None:
         self.report_of: weakref.ref[LoadedReport] | None = None
@@ -314,7 +314,7 @@ class LoadedReport(CompileReport):
         return self.whole
 
     def collectives(self) -> tuple[list[Collective], list[Collective]]:
-        """Return those of the program compiled here; those on disk where there is none."""
+        """Return the collectives of the program compiled here, or else those on disk."""
         if self.whole is not None:
             return self.whole.collectives()
         forward, backward = (
@@ -344,8 +344,8 @@ class LoadedReport(CompileReport):
 
 
 def _of_whole(name: str, otherwise: Callable[[LoadedReport], Any]) -> property:
-    """Return an attribute of the report of the program compiled here; `otherwise` where there is none. Its empty start,
-    which CompileReport assigns, is ignored."""
+    """Return an attribute of the report of the program compiled here; `otherwise` if there is none. CompileReport's
+    initial empty value is ignored."""
 
     def get(report: LoadedReport) -> Any:
         return otherwise(report) if report.whole is None else getattr(report.whole, name)

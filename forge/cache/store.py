@@ -39,13 +39,13 @@ def folder() -> Path:
 
 
 def read(key: str) -> Entry | None:
-    """Return the entry of a key; None where there is none that may be used."""
+    """Return the entry of a key; None if there is none that may be used."""
     path = folder() / f"{key}{_SUFFIX}"
     try:
         owner_only_store.check_folder(path.parent)
     except FileNotFoundError:
         return None
-    except (UntrustedFile, OSError) as reason:  # one notice, of however many programs
+    except (UntrustedFile, OSError) as reason:  # one notice for any number of programs
         notice(f"programs in {path.parent} are ignored: {reason}")
         return None
     try:
@@ -58,7 +58,7 @@ def read(key: str) -> Entry | None:
 
 
 def write(key: str, entry: Entry) -> None:
-    """Keep an entry; a place that cannot be written to costs a notice."""
+    """Write an entry; an unwritable folder only causes a notice."""
     path = folder() / f"{key}{_SUFFIX}"
     try:
         owner_only_store.write(path, FORMAT, _bytes_of(entry, key), SIZE)
@@ -73,7 +73,7 @@ def remove(key: str) -> None:
 
 
 def notice(text: str) -> None:
-    """Warn of something once in a process."""
+    """Warn once per process."""
     if text not in _noticed:
         _noticed.add(text)
         _log.warning("forge: program cache: %s", text)
@@ -85,7 +85,7 @@ def _bytes_of(entry: Entry, key: str) -> bytes:
 
 
 def _parse(body: bytes, key: str) -> Entry:
-    """Return the entry of these bytes. Raises UntrustedFile for anything but what `_bytes_of` gave for this key."""
+    """Parse the bytes of an entry. Raises UntrustedFile unless `_bytes_of` made them for this key."""
     try:
         size, _, rest = body.partition(b"\n")
         head, place, blobs = json.loads(rest[: int(size)]), int(size), []

@@ -1,4 +1,4 @@
-"""A table that does not grow for ever."""
+"""A dict of bounded size."""
 
 import threading
 from typing import Any
@@ -10,7 +10,7 @@ V = TypeVar("V", default=Any)
 
 
 class BoundedDict(dict[K, V]):
-    """A dict of at most `size` entries: a new one takes the place of the one that was set first."""
+    """A dict of at most `size` entries: a new one evicts the oldest one."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -6,8 +6,8 @@
         put_grad(x, get_grad(out) * out * math.log(2))
         return out
 
-`get_grad(out)` asks for the incoming gradient, `put_grad(arg, g)` gives one. A rule runs while a joint trace is
-recorded (forge/transforms/grad.py); what it computes that its result does not need belongs to the backward.
+`get_grad(out)` reads the incoming gradient, `put_grad(arg, g)` adds one. A rule runs while a joint trace is
+recorded (forge/transforms/grad.py); calls that its result does not need belong to the backward.
 """
 
 import threading
@@ -24,7 +24,7 @@ _rules: dict[str, Callable[..., Any]] = {}
 
 
 def register_grad(symbol: Symbol) -> Callable[[F], F]:
-    """Declare the decorated function as the gradient rule of `symbol`. Raises ValueError on a second rule."""
+    """Register the decorated function as the gradient rule of `symbol`. Raises ValueError on a second rule."""
 
     def register(rule: F) -> F:
         check(symbol.id not in _rules, lambda: f"register_grad: {symbol.id} already has a gradient rule")
@@ -40,9 +40,9 @@ def grad_rule(symbol: Symbol) -> Callable[..., Any] | None:
 
 
 class RuleCall:
-    """The gradients that one run of a rule read and made. `gets` pairs an output with the stand-in for its gradient;
+    """The gradients that one run of a rule read and made. `gets` pairs an output with the proxy of its gradient;
     `puts` are an argument, its gradient, and the outputs without whose gradients it is None. `before` is the number of
-    calls recorded before the first read. `ends`: the rule gave None as the gradient of an argument."""
+    calls recorded before the first read. `ends`: the rule set the gradient of an argument to None."""
 
     __slots__ = ("active", "before", "ends", "gets", "puts")
 
@@ -62,7 +62,7 @@ _current = _CurrentCall()
 
 
 def run_rule(rule: Callable[..., Any], call: RuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a rule; its gets and puts go to `call`."""
+    """Run a rule; its gets and puts are appended to `call`."""
     before = _current.call
     _current.call = call
     try:
@@ -86,13 +86,13 @@ def get_grad(output: TensorProxy) -> TensorProxy:
 
 
 def put_grad(argument: Any, gradient: TensorProxy | None, *, of: tuple[TensorProxy, ...] = ()) -> None:
-    """Give a gradient of an argument of the rule. Several for one argument add up.
+    """Add to the gradient of an argument of the rule.
 
-    of: outputs without whose gradients this one is not given, where one of zeros would not be zeros (0 / 0).
+    of: outputs without whose gradients this one is None, because gradients of zeros would not yield zeros (0 / 0).
 
     As in torch's autograd engine, a gradient of a shape that the argument expands to is summed to the argument's; one
-    of any other shape is an error; one of another dtype is converted. An argument that is no tensor, or needs no
-    gradient, takes none.
+    of any other shape is an error; one of another dtype is converted. Gradients of arguments that are not tensors, or
+    need none, are dropped.
     """
     call = _rule_call("put_grad")
     if gradient is not None and isinstance(argument, TensorProxy) and call.active(argument):
@@ -100,7 +100,7 @@ def put_grad(argument: Any, gradient: TensorProxy | None, *, of: tuple[TensorPro
 
 
 def end_grad(argument: Any) -> None:
-    """Set an argument's gradient to None although the outputs whose gradients the rule read have a history, as that of
+    """Set an argument's gradient to None although the outputs whose gradients the rule read have a history, as for
     torch's x.norm(0)."""
     call = _rule_call("end_grad")
     call.ends = call.ends or (isinstance(argument, TensorProxy) and call.active(argument))

@@ -1,4 +1,4 @@
-"""Locks that a forked child finds free: the thread that held one when the process forked is not there."""
+"""Locks that are free in a forked child: a thread that held one at the fork does not exist there."""
 
 import os
 import threading
@@ -9,13 +9,13 @@ _locks: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def free_after_fork(lock: Any) -> Any:
-    """Return the lock, a threading.RLock, which a forked child finds free unless it forked while it held it itself."""
+    """Return the lock, a threading.RLock, which is free in a forked child unless the forking thread held it."""
     _locks.add(lock)
     return lock
 
 
 def new_lock() -> Any:
-    """Return a threading.RLock that a forked child finds free."""
+    """Return a threading.RLock that is free in a forked child."""
     return free_after_fork(threading.RLock())
 
 

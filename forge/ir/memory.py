@@ -1,7 +1,7 @@
-"""Functionalization while recording: who shares memory with whom, and what in-place changes do to them.
+"""Functionalization while recording: aliasing of values, and the effects of in-place changes.
 
 A program holds handles, the proxies that its calls returned. Calls below the front end are pure. A `Storage` is a piece
-of memory with its current value; a `Ref` says that a handle shows a storage through a chain of views. Writing through a
+of memory with its current value; a `Ref` maps a handle to a storage through a chain of views. Writing through a
 handle inverts its views and gives the storage a new value; reading a handle replays its views if the storage changed
 since. Until the first write nothing is replayed.
 """
@@ -22,15 +22,15 @@ _LEAF_VIEW = frozenset({Tag.LEAF_VIEW})
 
 
 class Ambiguous(NotImplementedError):
-    """An in-place change of memory that may or may not be seen elsewhere."""
+    """An in-place change of memory that may or may not be visible through another handle."""
 
 
 class ViewStep:
-    """One view of a chain: `show(x)` is it, `invert(x, new)` is x with what it shows replaced by `new`.
+    """One view of a chain: `show(x)` computes it, `invert(x, new)` is x with the viewed elements replaced by `new`.
 
-    `hides_history`: autograd does not see a write through it (x.data, x.detach()). `versioned`: the version of what it
-    shows counts such a write (not of x.data). `grad` says whether grad was enabled where the view was made. `gained`:
-    a write gave the view that hides history one of its own.
+    `hides_history`: autograd does not see a write through it (x.data, x.detach()). `versioned`: the base's version
+    counts such a write (not of x.data). `grad`: whether grad was enabled when the view was made. `gained`:
+    a write gave the view that hides history its own history.
     """
 
     __slots__ = ("args", "gained", "grad", "hides_history", "index", "invert", "kwargs", "symbol", "versioned")
@@ -56,11 +56,11 @@ class ViewStep:
 
     @property
     def tensors(self) -> list[TensorProxy]:
-        """The tensors that the view needs besides what it shows (view_as, a 0-d index)."""
+        """The tensors that the view needs besides its base (view_as, a 0-d index)."""
         return pytree.tensors((self.args, self.kwargs))
 
     def show(self, base: TensorProxy) -> TensorProxy:
-        """Return the view of `base`, recorded; one that was made where grad was enabled has its history also where it
+        """Return the view of `base`, recorded; one that was made with grad enabled has its history also if it
         is read under no_grad."""
         trace = state.trace
         with nullcontext() if trace is None or not self.grad else trace.set_tags(trace.tags - {Tag.NO_GRAD}):
@@ -70,7 +70,7 @@ class ViewStep:
 
 
 class Storage:
-    """Memory: its root handle, its current value, how often it was written."""
+    """Memory: its root handle, its current value, the number of writes."""
 
     __slots__ = ("ambiguous", "root", "silently", "value", "version", "versioned")
 
@@ -84,7 +84,7 @@ class Storage:
 
 
 class Ref:
-    """A handle's place in memory, and the value it had at a version of the storage."""
+    """A handle's location in memory, and its value at a version of the storage."""
 
     __slots__ = ("chain", "storage", "value", "version")
 
@@ -96,12 +96,12 @@ class Ref:
 
     @classmethod
     def own(cls, handle: TensorProxy) -> "Ref":
-        """Return the place of a handle that has memory of its own."""
+        """Return the location of a handle with its own memory."""
         return cls(Storage(handle), (), handle)
 
 
 def _mark_leaf(view: TensorProxy, step: ViewStep) -> None:
-    """Tag the last call if it gave `view` under no_grad: what is computed of it requires grad where its base does."""
+    """Tag the last call if it returned `view` under no_grad: results computed from it require grad if its base does."""
     call = state.trace.last_call if state.trace is not None else None
     if call is None or Tag.NO_GRAD not in call.tags or step.hides_history:
         return
@@ -110,7 +110,7 @@ def _mark_leaf(view: TensorProxy, step: ViewStep) -> None:
 
 
 def _repeats(step: ViewStep, base: TensorProxy, view: TensorProxy) -> bool:
-    """Return whether the view shows an element of `base` more than once: expand, overlapping windows or strides."""
+    """Return whether the view repeats an element of `base`: expand, overlapping windows or strides."""
     if bytes_of(view) > bytes_of(base):
         return True
     op = getattr(step.symbol, "id", None)
@@ -121,7 +121,7 @@ def _repeats(step: ViewStep, base: TensorProxy, view: TensorProxy) -> bool:
 
 
 def overlaps(shape: Iterable[Dim], strides: Iterable[Dim]) -> bool:
-    """Return whether two elements may be one in memory: a dim's stride is within the reach of the smaller strides."""
+    """Return whether two elements may share a location: a dim's stride is within the extent of smaller strides."""
     reach: Dim = 0
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1:
@@ -139,18 +139,18 @@ class Memory:
         self.dirty: list[Storage] = []
         self.inference = torch.is_inference_mode_enabled()
         self.has_history = torch.is_grad_enabled()  # True if a gradient may flow through a value of the program
-        self.elsewhere: set[str] = set()  # handles made where inference mode was not what it is around the program
-        self.nameless = 0  # how many handles are no value of the trace themselves
+        self.elsewhere: set[str] = set()  # handles made in another inference mode than the program's
+        self.nameless = 0  # the number of handles that are not values of the trace
 
     def ref(self, handle: TensorProxy) -> Ref:
-        """Return the handle's place; a handle that nothing is known of has memory of its own."""
+        """Return the handle's location; an unknown handle has its own memory."""
         ref = self.refs.get(handle.name)
         if ref is None:
             ref = self.refs[handle.name] = Ref.own(handle)
         return ref
 
     def note_mode(self, tree: Any) -> None:
-        """Note handles that were made just now in another inference mode than the program began in."""
+        """Record handles that were just made in another inference mode than the program began in."""
         if torch.is_inference_mode_enabled() != self.inference:
             self.elsewhere.update(proxy.name for proxy in pytree.tensors(tree))
 
@@ -162,7 +162,7 @@ class Memory:
             self.elsewhere.add(name)
 
     def current_value(self, handle: TensorProxy) -> TensorProxy | None:
-        """Return the handle's current value, None where it is to be computed from a base that was written to."""
+        """Return the handle's current value, None if it must be recomputed from a base that was written to."""
         ref = self.refs.get(handle.name)
         return None if ref is None or ref.version != ref.storage.version else ref.value
 
@@ -192,24 +192,24 @@ class Memory:
             step.gained = step.gained or step.hides_history
 
     def has_gained_history(self, handle: TensorProxy) -> bool:
-        """Return whether the history of a handle is one that a write gave to a detached tensor."""
+        """Return whether a handle's history comes from a write to a detached tensor."""
         return any(step.gained for step in self.ref(handle).chain)
 
     def read_all(self, tree: Any) -> Any:
-        """Return a nest with every handle replaced by its current value."""
+        """Return a pytree with every handle replaced by its current value."""
         if not self.dirty and not self.nameless:
             return tree
         return pytree.tree_map(lambda leaf: self.read(leaf) if isinstance(leaf, TensorProxy) else leaf, tree)
 
     def alias(self, view: TensorProxy, base: TensorProxy, step: ViewStep) -> None:
-        """Record that the new handle `view` shows `base` through one more view."""
+        """Record that the new handle `view` is one more view of `base`."""
         ref = self.ref(base)
         self.refs[view.name] = Ref(ref.storage, (*ref.chain, step), view)
         _mark_leaf(view, step)
 
     def another(self, handle: TensorProxy, step: ViewStep) -> TensorProxy:
-        """Return a second handle of the same value: another tensor in the same memory. Where grad is disabled it has a
-        value of its own, through which no gradient flows."""
+        """Return a second handle of the same value: another tensor in the same memory. If grad is disabled it has a
+        separate value, through which no gradient flows."""
         self.nameless += 1
         second = TensorProxy(
             f"{handle.name}.{self.nameless}", handle.shape, handle.dtype, handle.device, strides=handle.strides
@@ -222,9 +222,9 @@ class Memory:
         return second
 
     def become(self, handle: TensorProxy, value: TensorProxy, step: ViewStep, call: str) -> None:
-        """Give a handle that is no view another history from now on: `value`, which `step` shows of its old value.
+        """Give a handle that is not a view another history from now on: `value`, the view `step` of its old value.
 
-        Where other handles show its memory, a later write to it is an error."""
+        If other handles alias its memory, a later write to it is an error."""
         self.nameless += 1
         storage = self.ref(handle).storage
         if any(ref.storage is storage for name, ref in self.refs.items() if name != handle.name):
@@ -248,10 +248,10 @@ class Memory:
         silently: bool = False,
         keep_history: Callable[[TensorProxy, TensorProxy], TensorProxy] | None = None,
     ) -> None:
-        """Give the handle a new value of its shape and dtype: every handle that shows the same memory sees it.
+        """Give the handle a new value of its shape and dtype, which every alias of its memory sees.
 
-        `silently`: the write ran under torch.no_grad, as one through a view that hides history does for what is below
-        it. `keep_history(old, new)` is `new`, whose gradients still flow to what was there.
+        `silently`: the write ran under torch.no_grad, like a write through a view that hides history does for the views
+        below it. `keep_history(old, new)` is `new`, whose gradients still flow to the old value.
         """
         ref = self.ref(handle)
         storage = ref.storage

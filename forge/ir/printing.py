@@ -1,6 +1,6 @@
 """Calls and values as Python: one writer for the text that people read and for the code that runs.
 
-The two differ in how a callee is named: `torch.nn.functional.linear` in text, a flat global bound to the same object
+The two differ in the names of callees: `torch.nn.functional.linear` in text, a flat global bound to the same object
 in the code that runs (no attribute look-ups per call).
 """
 
@@ -26,15 +26,15 @@ from forge.torch_internals.functions import torch_nn_module
 from forge.torch_internals.sympy import PythonPrinter
 
 DEL = Symbol("del", "python.del", meta=lambda *proxies: None)
-BOX = Symbol("box", "python.box", meta=lambda *proxies: None)  # a list of one tuple, which YIELD takes out
+BOX = Symbol("box", "python.box", meta=lambda *proxies: None)  # a list of one tuple, which YIELD empties
 YIELD = Symbol("yield", "python.yield", meta=lambda *proxies: None)
-STATEMENTS = frozenset({BOX, DEL, YIELD})  # of Python: they run nothing
+STATEMENTS = frozenset({BOX, DEL, YIELD})  # of Python: they have no runtime function
 
 _LITERALS = (bool, int, str, bytes, type(None), type(Ellipsis))
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
-# Objects that have no literal (a tensor constant, a Python function of the user's) are printed as
-# `forge.ir.printing.printed_object(n)`; a trace holds what it names, so a printed trace runs as long as it lives.
+# Objects without a literal (a tensor constant, a Python function of the user's) are printed as
+# `forge.ir.printing.printed_object(n)`; a trace owns the objects that it names, so it runs during its lifetime.
 _holders: "weakref.WeakValueDictionary[int, _Holder]" = weakref.WeakValueDictionary()
 _holder_ids = count()
 
@@ -46,7 +46,7 @@ class _Holder:
 
 
 def printed_object(number: int) -> Any:
-    """Return the object that a printed trace mentions. Raises KeyError once its trace is gone."""
+    """Return the object that a printed trace refers to. Raises KeyError once its trace is gone."""
     holder = _holders.get(number)
     if holder is None:
         raise KeyError(f"object {number} of a printed trace is gone: it lives as long as the trace that names it")
@@ -90,10 +90,10 @@ _WELL_KNOWN = (
 
 
 class Writer:
-    """Writes values, calls and functions; collects the imports and objects that the text needs.
+    """Writer of values, calls and functions; collects the imports and objects that the text needs.
 
-    used_names: the names of values, which none of the globals that the text refers to may have.
-    `callees` are the functions that have no name of their own, by the name that the text gives them.
+    used_names: the names of values, which the globals of the text must not have.
+    `callees` are the functions without a global name, by their name in the text.
     """
 
     def __init__(self, *, flat: bool, used_names: Collection[str] = ()) -> None:
@@ -135,7 +135,7 @@ class Writer:
         return self.object(value, "object")
 
     def object(self, value: Any, hint: str) -> str:
-        """Return an expression for an object that has no literal."""
+        """Return an expression for an object without a literal."""
         if self.flat:
             return self._bind(value, hint)
         name = qualified_name(value)
@@ -151,7 +151,7 @@ class Writer:
         return f"forge.ir.printing.printed_object({holder.number})"
 
     def _bind(self, value: Any, hint: str, *also: Any) -> str:
-        """Return the name of a global for an object; another one for each thing that it goes with."""
+        """Return the name of a global for an object; different ones for different owners."""
         key = (id(value), *map(id, also))
         if key not in self._flat_names:
             name = re.sub(r"\W", "_", hint)
@@ -169,7 +169,7 @@ class Writer:
         return self.object(symbol.op, symbol.name) if qualified_name(symbol.op) else self._callee(symbol)
 
     def _callee(self, symbol: Symbol) -> str:
-        """Return a name for a function that has none, such as a region's; the same for the same function."""
+        """Return a name for a function without a global one, such as a region's; the same for the same function."""
         for existing, function in self.callees.items():
             if function is symbol.op:
                 return existing
@@ -180,7 +180,7 @@ class Writer:
         return name
 
     def operand(self, value: Any) -> str:
-        """Return a value beside an infix operator, which must not bind tighter than what is inside it."""
+        """Return an operand of an infix operator, which must not bind tighter than the operand."""
         return f"({self.value(value)})" if isinstance(value, SYMBOLIC_TYPES) else self.value(value)
 
     def call(self, bound: BoundSymbol) -> str:
@@ -232,8 +232,8 @@ class Writer:
 
 
 def _reads_infix(bound: BoundSymbol) -> bool:
-    """Return whether the call can be printed with an operator between its arguments: Python itself adds two numbers,
-    and a number over a tensor is rounded twice."""
+    """Return whether the call can be printed with an infix operator: Python itself adds two numbers,
+    and a number divided by a tensor is rounded twice."""
     if len(bound.args) != 2 or bound.kwargs:
         return False
     if isinstance(bound.args[0], TensorProxy):
@@ -261,7 +261,7 @@ _INFIX: dict[Callable[..., Any] | None, str] = {
 
 
 def property_name(function: Any) -> str | None:
-    """'T' for torch.Tensor.T.__get__, which is what Dynamo hands over for x.T; None for what reads no property."""
+    """Return 'T' for torch.Tensor.T.__get__, Dynamo's target for x.T; None for anything but a property."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, types.GetSetDescriptorType) and function.__name__ == "__get__":
         return owner.__name__
@@ -299,11 +299,11 @@ def _comment(bound: BoundSymbol) -> str:
 
 
 def in_words(proxy: Proxy) -> str:
-    """Return a value's metadata: `f32[2, 4]`, with the device where that is not the CPU."""
+    """Return a value's metadata: `f32[2, 4]`, with the device unless that is the CPU."""
     return repr(proxy).split(": ", 1)[1].removesuffix(" cpu") if isinstance(proxy, TensorProxy) else "number"
 
 
-INSIDE = "    #   "  # begins the line of a call inside of another one
+INSIDE = "    #   "  # begins the line of a nested call
 
 
 def statements(
@@ -337,8 +337,8 @@ def _decomposition(bound: BoundSymbol, depth: int, writer: Writer, indent: str =
 
 
 class Code(NamedTuple):
-    """The lines of a generated function, its globals, and where its calls stand in the user's program, by line: those
-    of a region are of several."""
+    """The lines of a generated function, its globals, and the source locations of its calls, by line: a region has
+    several."""
 
     lines: list[str]
     scope: dict[str, Any]
@@ -346,11 +346,11 @@ class Code(NamedTuple):
 
 
 _compiled = count()
-_sources: dict[str, Mapping[int, Sequence[Source]]] = {}  # of the generated functions that live, by path
+_sources: dict[str, Mapping[int, Sequence[Source]]] = {}  # of the generated functions that are alive, by path
 
 
 def compile_function(name: str, code: Code) -> Callable[..., Any]:
-    """Return the function that the code defines. Tracebacks quote it as long as it lives."""
+    """Compile the function that the code defines. Tracebacks quote it during its lifetime."""
     text = "\n".join([*code.lines, ""])
     path = f"<forge {name} {next(_compiled)}>"
     exec(compile(text, path, "exec"), code.scope)
@@ -367,17 +367,17 @@ def _forget(path: str) -> None:
 
 
 def sources_of(bound: BoundSymbol) -> list[Source]:
-    """Where a call stands, or the calls of a region."""
+    """Return the source location of a call, or those of a region's calls."""
     return list(dict.fromkeys(each.source for each in (bound, *bound.subsymbols) if each.source is not None))
 
 
-_LONGEST_CALL = 100  # characters that are told
+_LONGEST_CALL = 100  # characters of a call in a message
 _MOST_LINES = 8
 
 
 def location_of(error: BaseException) -> tuple[list[Source], str] | None:
-    """Return the places in the user's program of the generated call that an error came out of, several of a region's,
-    and the call itself; None where it came out of none."""
+    """Return the user's source locations of the generated call that raised an error, several for a region,
+    and the call itself; None if no generated call did."""
     path, number = None, 0
     traceback = error.__traceback__
     while traceback is not None:
@@ -391,14 +391,14 @@ def location_of(error: BaseException) -> tuple[list[Source], str] | None:
 
 
 def sources_at(path: str, number: int) -> list[Source]:
-    """Return the places in the user's program of a line of a generated function, several of a region's; none of other
+    """Return the user's source locations of a line of a generated function, several for a region; none for other
     code."""
     return list({source.line: source for source in _sources.get(path, {}).get(number, ()) if source.line}.values())
 
 
 def note_location(error: BaseException) -> None:
-    """Add a note to an error that came out of a generated function: the user's line, or those of a region's calls, and
-    the call as it is generated."""
+    """Add a note to an error of a generated function: the user's line, or those of a region's calls, and
+    the generated call."""
     location = location_of(error)
     if location is None:
         return
@@ -413,18 +413,18 @@ def note_location(error: BaseException) -> None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines of aligned columns; the first row is the header."""
+    """Return rows of cells as lines of aligned columns; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def quantity(count: int, noun: str) -> str:
-    """`1 graph`, `2 graphs`."""
+    """Return `1 graph`, `2 graphs`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def in_seconds(seconds: float) -> str:
-    """`12.3 µs`, `4.56 ms`, `7.89 s`."""
+    """Return `12.3 µs`, `4.56 ms`, `7.89 s`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

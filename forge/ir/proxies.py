@@ -1,4 +1,4 @@
-"""Proxies: what stands for a tensor or a number while a program is traced."""
+"""Proxies: placeholders for tensors and numbers while a program is traced."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     class Real(Protocol):
         """A real number: a bool, int, float, torch.SymInt, SymFloat or SymBool.
 
-        torch defines most operators of its symbolic numbers at import, so that a checker does not see them.
+        torch defines most operators of its symbolic numbers at import, so that a type checker does not see them.
         """
 
         def __add__(self, other: Any, /) -> "Real": ...
@@ -44,7 +44,7 @@ else:
     Real = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
     Number = bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool
 NUMBER_TYPES = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
-GUESS = 128  # a length that values decide
+GUESS = 128  # a data-dependent size
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 INT_TYPES = (int, torch.SymInt)
 
@@ -65,18 +65,18 @@ _SHORT_DTYPE = {
 
 
 def short_dtype(dtype: torch.dtype) -> str:
-    """torch.float32 -> 'f32', as a printed trace writes it."""
+    """Return 'f32' for torch.float32, as a printed trace writes it."""
     return _SHORT_DTYPE.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def short_type(tensor: "TensorProxy | torch.Tensor") -> str:
-    """'f32[2, 3]' for a tensor or a proxy, as a printed trace writes it."""
+    """Return 'f32[2, 3]' for a tensor or a proxy, as a printed trace writes it."""
     return f"{short_dtype(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]"
 
 
 def hint_of(length: Dim) -> int:
-    """Return a length; of a symbolic one, what it was when the program was recorded, or a guess where values decide
-    it."""
+    """Return a size; for a symbolic one, its value at recording time, or a guess if it is
+    data-dependent."""
     if not isinstance(length, SYMBOLIC_TYPES):
         return length
     hint: int | None = length.node.hint
@@ -87,7 +87,7 @@ def hint_of(length: Dim) -> int:
 
 
 def strides_of(tensor: torch.Tensor) -> tuple[Dim, ...] | None:
-    """Return a tensor's strides; None where torch conjugates or negates it when it is read, so that its memory says
+    """Return a tensor's strides; None if torch lazily conjugates or negates it, so that its memory says
     little."""
     return None if tensor.is_conj() or tensor.is_neg() else tuple(tensor.stride())
 
@@ -102,10 +102,10 @@ class Proxy:
 
 
 class NumberProxy(Proxy):
-    """A number known only when the program runs.
+    """A number known only at run time.
 
     `value` is the torch.SymInt, SymFloat or SymBool whose expression is the symbol `name`; arithmetic is done on it,
-    and a printed expression mentions the symbol.
+    and a printed expression refers to the symbol.
     """
 
     __slots__ = ("value",)
@@ -124,7 +124,7 @@ def plain(value: Any) -> Any:
 
 
 def _method(name: str) -> "Callable[..., TensorProxy]":
-    """Return an operation of the current language. All but two give one tensor: unbind gives several, setitem none."""
+    """Return an operation of the current language; all but two return one tensor (unbind several, setitem none)."""
     language = state.language
     if language is None or name not in language.methods:
         where = " outside of a trace" if language is None else ""
@@ -154,11 +154,11 @@ _ON_LAYOUT = (
 
 
 class UnknownValueError(TypeError):
-    """The value of a proxy is asked for while a program is traced."""
+    """A proxy's value is read while a program is traced."""
 
 
 class TorchFunctionError(TypeError):
-    """A torch function is called on a proxy where only symbols are called.
+    """A torch function is called on a proxy where only symbols may be called.
 
     body: the symbol in whose body that is, or None.
     """
@@ -177,7 +177,7 @@ class TorchFunctionError(TypeError):
 class TensorProxy(Proxy):
     """A tensor of a trace: name, shape (ints or torch.SymInt), torch.dtype, torch.device; no data.
 
-    `strides`, and `offset`, how many elements its memory has before it, are known for inputs and for values that
+    `strides`, and `offset`, the storage offset in elements, are known for inputs and for values that
     Dynamo ran on fake tensors, else None. Operators and methods are looked up in the current language context
     (`a + b`, `a.sum()`), torch functions through `__torch_function__`.
     """
@@ -223,14 +223,14 @@ class TensorProxy(Proxy):
         return count
 
     def element_size(self) -> int:
-        """Bytes of one element."""
+        """Return the bytes of one element."""
         return self._dtype.itemsize
 
     def dim(self) -> int:
         return len(self._shape)
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or the length of `dim`."""
+        """Return the shape, or the size of `dim`."""
         return self._shape if dim is None else self._shape[dim]
 
     def is_floating_point(self) -> bool:
@@ -319,7 +319,7 @@ class TensorProxy(Proxy):
     __ge__ = _forward("ge")
     __neg__, __pos__, __abs__, __invert__ = _unary("neg"), _unary("pos"), _unary("abs"), _unary("invert")
 
-    if TYPE_CHECKING:  # of the methods that every language has, and __getattr__ finds, those that rules call
+    if TYPE_CHECKING:  # the methods of every language, found by __getattr__, that rules call
 
         def _operation(self, *args: Any, **kwargs: Any) -> "TensorProxy": ...
 
@@ -338,7 +338,7 @@ class TensorProxy(Proxy):
         return f"{self.name}: {short_type(self)} {self.device}"
 
     def __getattr__(self, name: str) -> Any:
-        if name == "name":  # of an empty proxy, which copy.copy asks for __setstate__: the message below would recurse
+        if name == "name":  # copy.copy asks an empty proxy for __setstate__: the message below would recurse
             raise AttributeError(name)
         language = state.language
         method = None if language is None else language.methods.get(name)
@@ -378,5 +378,5 @@ def differentiable(value: Any) -> bool:
 
 
 def bytes_of(x: TensorProxy) -> int:
-    """Return the bytes of a value; a symbolic size counts as it was when the program was captured."""
+    """Return the bytes of a value; symbolic sizes have their values at capture time."""
     return math.prod(map(hint_of, x.shape)) * x.dtype.itemsize

@@ -9,7 +9,7 @@ _ATOMS = frozenset({int, float, bool, str, type(None), complex})
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Every leaf of a nest of tuples, lists, dicts and slices, in order."""
+    """Return every leaf of a pytree of tuples, lists, dicts and slices, in order."""
     kind = type(tree)
     if kind in _ATOMS:
         yield tree
@@ -26,7 +26,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the same nest with `function` applied to every leaf that is not a plain literal."""
+    """Return the same pytree with `function` applied to every leaf that is not a plain literal."""
     kind = type(tree)
     if kind in _ATOMS:
         return tree
@@ -47,7 +47,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def proxies(tree: Any) -> list[Proxy]:
-    """Return the proxies of a nest, in order, with repetitions."""
+    """Return the proxies of a pytree, in order, with repetitions."""
     result: list[Proxy] = []
     _collect(tree, result)
     return result
@@ -70,17 +70,17 @@ def _collect(tree: Any, result: list[Any]) -> None:
 
 
 def rename(tree: Any, env: dict[str, Any]) -> Any:
-    """Return the same nest with every proxy whose name is in `env` replaced by its value there."""
+    """Return the same pytree with every proxy whose name is in `env` replaced by its value there."""
     return tree_map(lambda leaf: env.get(leaf.name, leaf) if isinstance(leaf, Proxy) else leaf, tree)
 
 
 def tensors(tree: Any) -> list[TensorProxy]:
-    """Return the tensor proxies of a nest, in order, with repetitions."""
+    """Return the tensor proxies of a pytree, in order, with repetitions."""
     return [proxy for proxy in proxies(tree) if isinstance(proxy, TensorProxy)]
 
 
 def names(tree: Any) -> list[str]:
-    """Return the names that a nest depends on: its proxies' and the free symbols of its symbolic numbers."""
+    """Return the names that a pytree depends on: its proxies' and the free symbols of its symbolic numbers."""
     result: list[str] = []
     _collect_names(tree, result)
     return result

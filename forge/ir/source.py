@@ -1,4 +1,4 @@
-"""Where a call of a program stands: the module that makes it, and the user's line."""
+"""The source location of a call of a program: its module, and the user's line."""
 
 import linecache
 import re
@@ -14,20 +14,20 @@ from torch.fx import Node
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _LIBRARIES = tuple(f"{Path(file).parents[up]}/" for file, up in ((torch.__file__, 0), (__file__, 1)))
 
-# Dynamo's name of the object that a module is found from: the jitted module, an object of a jitted method, a cell of a
-# jitted function, a global.
+# Dynamo's name of the object through which a module is found: the jitted module, an object of a jitted method, a cell
+# of a jitted function, a global.
 _ROOT = re.compile(
     r"^(?:L\['(?:module|self|fn)'\]|L\['target'\](?:\.__self__|\.__closure__\[\d+\]\.cell_contents)?"
     r"|G\['__import_[^']*'\]|L(?=\['\w+'\])|G(?=\['\w+'\]))"
 )
-_ON_STACK = re.compile(r"___stack\d")  # a value that a graph break left there, which has no other name
+_ON_STACK = re.compile(r"___stack\d")  # a value left by a graph break, which has no other name
 _MEMBER = re.compile(r"(?:\._(?:modules|parameters|buffers))?\['([^']+)'\]")
 
 
 class Source(NamedTuple):
-    """A call's place in the user's program, parsed only when it is printed.
+    """A call's location in the user's program, parsed only when it is printed.
 
-    stack: Dynamo's stack trace text, or "file:line". owner: what Dynamo calls the innermost module whose forward makes
+    stack: Dynamo's stack trace text, or "file:line". owner: Dynamo's name for the innermost module whose forward makes
     the call, such as "L['module'].layers.0"; None outside of any.
     """
 
@@ -36,13 +36,13 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, node: Node) -> "Source":
-        """Of a node that Dynamo made."""
+        """Return the source of a node that Dynamo made."""
         modules = node.meta.get("nn_module_stack")
         return cls(node.meta.get("stack_trace"), next(reversed(modules.values()))[0] if modules else None)
 
     @classmethod
     def of_frames(cls, frames: Iterable[tuple[str, int]]) -> "Source":
-        """Of frames, the innermost one last: files and lines."""
+        """Return the source of frames, files and lines, innermost last."""
         return cls("\n".join(f'File "{path}", line {line}' for path, line in frames))
 
     @property
@@ -55,7 +55,7 @@ class Source(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """The file and the line: the innermost ones that are neither forge's nor torch's."""
+        """The innermost file and line that are neither forge's nor torch's."""
         frames = _FRAME.findall(self.stack or "")
         if not frames:
             path, _, line = (self.stack or "").rpartition(":")
@@ -64,12 +64,12 @@ class Source(NamedTuple):
         return own[-1] if own else None
 
     def __str__(self) -> str:
-        """`layers.0.q_proj  model.py:12  h = x @ w`, as far as it is known."""
+        """Return `layers.0.q_proj  model.py:12  h = x @ w`, as far as it is known."""
         return "  ".join(filter(None, (self.module, self.line)))
 
     @property
     def line(self) -> str | None:
-        """`model.py:12  h = x @ w`; None where the program's own code makes no such call."""
+        """`model.py:12  h = x @ w`; None if the program's own code does not contain the call."""
         place = self.place
         if place is None:
             return None
@@ -83,11 +83,11 @@ def text_of(source: Any) -> str:
     return name
 
 
-_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # Python's registry of warnings that it has shown
+_warned: dict[str | tuple[str, type[Warning], int], int] = {}  # Python's registry of shown warnings
 
 
 def warn(message: str, source: Source | None = None, category: type[Warning] = UserWarning) -> None:
-    """Warn at the user's line: at `source`, or where the program called forge."""
+    """Warn at the user's line: at `source`, or at the program's call of forge."""
     path, line = (source.place if source is not None else None) or _caller()
     warnings.warn_explicit(f"forge: {message}", category, path, line, registry=_warned)
 

@@ -1,4 +1,4 @@
-"""Per-thread state of recording: the trace that calls go to, and the language of operators."""
+"""Per-thread state of recording: the current trace, and the language of operators."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -20,15 +20,15 @@ class Recorder(Protocol):
     def close_scope(self) -> None: ...
 
     def set_tags(self, tags: Iterable[Any]) -> AbstractContextManager[None]:
-        """Have the calls recorded inside carry exactly `tags`."""
+        """Set the tags of calls recorded in this context to exactly `tags`."""
 
     @property
     def last_call(self) -> Any:
-        """The call that was recorded last into the innermost open scope; None where there is none."""
+        """The last call recorded into the innermost open scope; None if there is none."""
 
 
 class LanguageContext:
-    """Decides what `a + b`, `a.sum()` and `torch.f(a)` mean while the operands are proxies."""
+    """The meaning of `a + b`, `a.sum()` and `torch.f(a)` for proxies."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,7 +56,7 @@ def recorder() -> Recorder:
 
 @contextmanager
 def set_language(language: LanguageContext) -> Iterator[None]:
-    """Operators and methods on proxies have `language`'s meaning inside."""
+    """Give operators and methods on proxies the meaning of `language` in this context."""
     before = state.language
     state.language = language
     try:

@@ -13,12 +13,12 @@ D = TypeVar("D", int, Dim)
 
 
 def same(one: Dim | tuple[Dim, ...], other: Dim | tuple[Dim, ...] | None) -> bool:
-    """Return whether sizes or strides are the same whatever the symbols in them are; nothing is guarded."""
+    """Return whether sizes or strides are equal for all values of their symbols; installs no guards."""
     return key_of(one) == key_of(other)
 
 
 def has_expanded_dim(strides: Iterable[Dim]) -> bool:
-    """Return whether elements share memory, which cannot be promised: a copy would write to it twice."""
+    """Return whether elements share memory. Such strides cannot be promised: a copy would write to it twice."""
     return any(isinstance(step, int) and step == 0 for step in strides)
 
 
@@ -29,7 +29,7 @@ def contiguous(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 def without_gaps(shape: Sequence[D], order: Iterable[int]) -> tuple[D, ...]:
-    """Return the strides of a tensor without gaps, of whose dims the first of `order` is the fastest."""
+    """Return the strides of a dense tensor whose dims are in `order`, fastest first."""
     strides: list[D] = [1] * len(shape)
     step: D = 1
     for dim in order:
@@ -39,7 +39,7 @@ def without_gaps(shape: Sequence[D], order: Iterable[int]) -> tuple[D, ...]:
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Return the number of elements from the first to the last of a tensor in memory."""
+    """Return the number of elements between the first and the last of a tensor in memory, inclusive."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -50,12 +50,12 @@ reinterpreted = reinterpret_tensor
 
 
 def in_row_major(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy, in row-major order, whose memory holds its values."""
+    """Return the tensor, or a copy, in row-major order, with its values in its memory (no lazy bits)."""
     return x.contiguous().resolve_conj().resolve_neg()
 
 
 def to_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor with these strides, whose memory holds its values: itself where it is so."""
+    """Return the tensor, or a copy, with these strides and its values in its memory (no lazy bits)."""
     if not (x.is_neg() or x.is_conj()):
         if x.stride() == strides:
             return x
@@ -65,14 +65,14 @@ def to_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def is_expanded(x: torch.Tensor) -> bool:
-    """Return whether several elements of a dim are one place in memory, as after expand."""
+    """Return whether several elements of a dim share a memory location, as after expand."""
     steps = zip(x.shape, x.stride(), strict=True)
     return any(type(step) is int and step == 0 and not (type(size) is int and size == 1) for size, step in steps)
 
 
 def may_overlap_itself(x: torch.Tensor) -> bool:
-    """Return whether two elements may be one place in memory: a step along a dim does not pass all that smaller steps
-    show."""
+    """Return whether two elements may share a memory location: a dim's stride does not exceed the extent of smaller
+    strides."""
     if x.is_contiguous():
         return False
     reach = 0

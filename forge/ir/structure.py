@@ -1,4 +1,4 @@
-"""A trace's structure as a key: two traces of one structure are one program."""
+"""A trace's structure as a key: two traces of equal structure are one program."""
 
 import weakref
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from forge.ir.trace import Trace
 
 
 def structure(trace: Trace) -> tuple[Any, ...]:
-    """Return, as a key, inputs with their metadata, calls with their arguments and the metadata of what they give,
-    output, constants by identity; neither where in the user's code a call stands nor what it calls itself, which its
-    arguments decide. Hashable unless the program names an object that is not."""
+    """Return, as a key, inputs with their metadata, calls with their arguments and the metadata of their results,
+    output, constants by identity; but neither source locations nor decompositions, which the arguments
+    determine. Hashable unless the program refers to an unhashable object."""
     return (
         tuple([_with_metadata(proxy) for proxy in trace.inputs]),
         tuple([_call(bound) for bound in trace.bound_symbols]),
@@ -24,8 +24,8 @@ def structure(trace: Trace) -> tuple[Any, ...]:
 
 
 def metadata_key(bound: BoundSymbol) -> tuple[Any, ...]:
-    """Return a key of a call, whatever its values' names: symbol, tags, arguments and the metadata of those that are
-    proxies, by place, under torch's settings. Hashable unless an argument is not."""
+    """Return a key of a call independent of its values' names: symbol, tags, arguments and the metadata of proxies
+    among them, by position, under torch's settings. Hashable unless an argument is not."""
     places: dict[str, int] = {}
 
     def by_position(proxy: Proxy) -> tuple[Any, ...]:
@@ -37,7 +37,7 @@ def metadata_key(bound: BoundSymbol) -> tuple[Any, ...]:
 
 
 def settings() -> tuple[Any, ...]:
-    """Return the torch settings that, besides its arguments, decide a call's result and its kernel."""
+    """Return the torch settings that, besides its arguments, determine a call's result and its kernel."""
     precision = torch.backends.cuda.matmul.fp32_precision
     return (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), precision)
 

@@ -1,4 +1,4 @@
-"""Symbols, what a trace can call, and bound symbols, one call each."""
+"""Symbols, the operations that a trace can call, and bound symbols, single calls."""
 
 import inspect
 import warnings
@@ -19,25 +19,25 @@ class Tag(Enum):
     """Properties of a symbol or of one call that transforms must respect."""
 
     VIEW = auto()  # the prim's output shares the first argument's memory; a composite may have such a prim inside
-    MAY_BE_VIEW = auto()  # the result is an argument, a view of one or a copy, as it turns out when the call runs
+    MAY_BE_VIEW = auto()  # the result is an argument, a view of one or a copy, known only at run time
     RANDOM = auto()  # draws from a generator: never merged, hoisted, reordered or dropped
     EFFECT = auto()  # changes something outside the trace: kept, in order
     SENDS = auto()  # starts a message to other processes: such calls keep their order
     AWAITS = auto()  # waits for one
-    UNINITIALIZED = auto()  # two calls give different memory: never merged or hoisted
-    DONATES = auto()  # writes to an argument's memory where it knows, when it runs, that nobody reads that again
-    IN_PLACE = auto()  # writes to its first argument, a tensor or several, which nobody else reads
+    UNINITIALIZED = auto()  # two calls return different contents: never merged or hoisted
+    DONATES = auto()  # writes to an argument's memory if it knows, at run time, that nothing reads that again
+    IN_PLACE = auto()  # writes to its first argument, a tensor or several, which has no other user
     SYNCHRONIZING = auto()  # reads a tensor's data back to Python
     NOT_DIFFERENTIABLE = auto()  # no gradient flows through it, as in eager
     ZERO_GRAD = auto()  # the gradients of its arguments are zeros, and its result a constant, as in eager
-    ONCE_DIFFERENTIABLE = auto()  # a user's backward cannot be differentiated: it says so, or part of it is not seen
+    ONCE_DIFFERENTIABLE = auto()  # a user's backward that is, or may be, not differentiable
     NO_GRAD = auto()  # this call ran under torch.no_grad
-    LEAF_VIEW = auto()  # so did this one, and gave a view: a leaf that requires grad where what it shows does
+    LEAF_VIEW = auto()  # so did this one, and returned a view: a leaf that requires grad if its base does
     RECOMPUTE = auto()  # the backward recomputes this call's results instead of saving them (a checkpoint's calls)
     DIFFERENTIATED = auto()  # gradients flow through this call
     OPAQUE_TO_PASSES = auto()  # this composite stays one call, whatever is read from inside it
-    IN_BOUNDS = auto()  # it reads by indices that are within bounds, whatever the program is given
-    NO_FUSE = auto()  # in no region: torch's autograd records it, it must share memory or round as in eager
+    IN_BOUNDS = auto()  # reads by indices that are within bounds for all inputs
+    NO_FUSE = auto()  # outside of regions: torch's autograd records it, or it must alias memory or round as in eager
     OPAQUE = auto()  # run by torch, differentiated by torch's autograd
 
     ATOMIC = RenamedMember("OPAQUE_TO_PASSES")
@@ -53,7 +53,7 @@ _unions: dict[tuple[frozenset[Tag], frozenset[Tag]], frozenset[Tag]] = {}
 
 
 def union(tags: frozenset[Tag], more: frozenset[Tag]) -> frozenset[Tag]:
-    """Return both, as one object for all calls that have these: there are few sets of tags, and many calls."""
+    """Return the union, as one object for all calls with these tags: there are few sets of tags, and many calls."""
     if not more:
         return tags
     result = _unions.get((tags, more))
@@ -70,14 +70,14 @@ class Symbol(Generic[R_co]):
     """An operation that a trace can call: a prim, a composite or an operator of an executor.
 
     A symbol has either `meta` or `body`, its `definition`. Symbols made for one call, such as a user's
-    torch.autograd.Function, share an id; the symbols themselves tell their computations apart.
+    torch.autograd.Function, share an id; only the symbols themselves distinguish their computations.
 
     Args:
         name: The last part of `id`.
         id: The key of every table about symbols.
         meta: Maps input metadata to output metadata (prims and operators of executors).
         body: The decomposition into other symbols (composites).
-        tags: Properties that passes ask for.
+        tags: Properties that passes query.
         executor: The executor whose operator the symbol is, or None.
         op: The function that an operator of an executor calls.
         rule: The gradient rule of a symbol made for one call; others are in forge/ir/grad_rules.py.
@@ -214,8 +214,8 @@ class BoundSymbol:
         return self._names_out
 
     def reads(self, lengths: Collection[str]) -> list[str]:
-        """Return the inputs; of `lengths`, symbols of which shapes are made, also those that a call inside reads alone:
-        they come with the shape of what this call is given."""
+        """Return the inputs; of `lengths`, the symbols in shapes, also those that only a nested call reads:
+        they come with the shapes of this call's arguments."""
         names = dict.fromkeys(self.inputs)
         for sub in self.subsymbols if lengths else ():
             names.update((name, None) for name in sub.reads(lengths) if name in lengths)
@@ -231,12 +231,12 @@ class BoundSymbol:
 
     @property
     def mode(self) -> frozenset[Tag]:
-        """Under what the call ran: Tag.NO_GRAD, Tag.RECOMPUTE, both or neither. A call stands for another only where
-        their modes are equal: a value under no_grad has no gradient, and one of a checkpoint is not saved."""
+        """The mode of the call: Tag.NO_GRAD, Tag.RECOMPUTE, both or neither. A call may replace another only if
+        their modes are equal: a value under no_grad has no gradient, and a checkpoint's is not saved."""
         return self.tags & MODES
 
     def has_tag(self, tag: Tag) -> bool:
-        """Return whether `all_tags` has `tag`. Deprecated: ask `all_tags`."""
+        """Return whether `all_tags` has `tag`. Deprecated: use `all_tags`."""
         message = "BoundSymbol.has_tag(tag) is now tag in BoundSymbol.all_tags; the old name goes with the next version"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return tag in self.all_tags

@@ -17,7 +17,7 @@ from forge.support.deprecation import RenamedMember
 
 P = TypeVar("P", bound=Proxy)
 
-# names that a printed trace uses itself, so that no value can have them
+# names that a printed trace uses itself, so that no value may have them
 RESERVED = frozenset(
     {
         *keyword.kwlist,
@@ -53,12 +53,12 @@ class Trace:
         self.constants: dict[str, torch.Tensor] = {}
         self.boxed = False  # the function takes its inputs in one list, which it empties
         self.names: set[str] = set(RESERVED)
-        self.source: Source | None = None  # where the call that is being recorded stands
+        self.source: Source | None = None  # of the call that is being recorded
         self.tags: frozenset[Tag] = NO_TAGS  # on every call recorded now
         self.follows_grad_mode = False  # True where a front end records it: torch's grad mode is the program's
         self.holders: list[Any] = []  # objects that its printed text names, without a literal
         self.text: str | None = None  # the edited source, which runs in its place
-        self.memory = Memory()  # who shares memory with whom, while the trace is recorded
+        self.memory = Memory()  # aliasing of values, while the trace is recorded
         self._scopes: list[list[BoundSymbol]] = [self.bound_symbols]
         self.counter = 0
 
@@ -73,7 +73,7 @@ class Trace:
         self._scopes[-1].append(bound)
 
     def adopt(self, calls: Iterable[BoundSymbol]) -> None:
-        """Append calls of another trace. A name that they or calls inside of them have is no fresh name here."""
+        """Append calls of another trace. Their names, and those of nested calls, are taken for `fresh_name`."""
         calls = list(calls)
         self._scopes[-1].extend(calls)
         while calls:
@@ -97,12 +97,12 @@ class Trace:
 
     @property
     def last_call(self) -> BoundSymbol | None:
-        """The call that was recorded last into the innermost open scope; None where there is none."""
+        """The last call recorded into the innermost open scope; None if there is none."""
         return self._scopes[-1][-1] if self._scopes[-1] else None
 
     @contextmanager
     def collecting(self) -> Iterator[list[BoundSymbol]]:
-        """Collect the calls recorded inside in the list that it yields, and nowhere else."""
+        """Collect the calls recorded in this context in the list that it yields, and nowhere else."""
         scope = self.open_scope()
         try:
             yield scope
@@ -111,7 +111,7 @@ class Trace:
 
     @contextmanager
     def set_tags(self, tags: Iterable[Tag], source: Source | None = None) -> Iterator[None]:
-        """Have the calls recorded inside carry exactly `tags`, and stand at `source`."""
+        """Set the tags and the source of calls recorded in this context to exactly these."""
         before = self.tags, self.source
         self.tags = frozenset(tags)
         self.source = source or self.source
@@ -123,7 +123,7 @@ class Trace:
     tagged = RenamedMember("set_tags")
 
     def fresh_name(self, hint: str = "t") -> str:
-        """Return a name that nothing in the trace has: `hint` itself for a user's name, else numbered."""
+        """Return an unused name in the trace: `hint` itself for a user's name, else numbered."""
         if hint != "t" and hint not in self.names:
             self.names.add(hint)
             return hint
@@ -147,7 +147,7 @@ class Trace:
         return proxy
 
     def add_constant(self, value: torch.Tensor, name: str = "constant") -> TensorProxy:
-        """Return a proxy for a tensor that the program reads and is not given; the same name for the same tensor."""
+        """Return a proxy for a tensor that the program closes over; the same name for the same tensor."""
         for key, tensor in self.constants.items():
             if tensor is value:
                 return TensorProxy(key, tuple(value.shape), value.dtype, value.device, strides=tuple(value.stride()))
@@ -156,7 +156,7 @@ class Trace:
         return proxy
 
     def rename(self, proxy: Proxy, hint: str) -> None:
-        """Give a proxy that was just made the user's name for it."""
+        """Give a newly made proxy the user's name."""
         self.names.discard(proxy.name)
         proxy.name = self.fresh_name(hint)
 
@@ -199,17 +199,17 @@ class Trace:
 
     def show(self, depth: int = 1) -> str:
         """Return the trace as Python, with `depth - 1` levels of each call's decomposition as comments; an edited one
-        as it was edited.
+        in its edited form.
 
         It runs once every call is an executor's.
         """
         return self.text or self._as_text(depth)[0]
 
     def as_file(self, should_expand: Callable[[BoundSymbol], bool]) -> tuple[str, dict[str, Any]]:
-        """Return the trace as Python that is the same in every process, and the objects that it reads, which have no
-        name.
+        """Return the trace as Python that is the same in every process, and the objects without a name that it
+        reads.
 
-        should_expand: which calls have those inside of them below, as comments.
+        should_expand: Selects calls to print with their nested calls below, as comments.
         """
         text, holders = self._as_text(1, should_expand)
         scope = {}
@@ -269,7 +269,7 @@ class Trace:
         return printing.Code([f"def {self.name}({signature}):", *body], writer.globals, sources)
 
     def _signature(self) -> tuple[str, list[str]]:
-        """Return the function's parameters, and the lines that unpack them where they come in one list."""
+        """Return the function's parameters, and the lines that unpack them if they come in one list."""
         names = ", ".join(self.input_names)
         if not self.boxed:
             return names, []
@@ -293,10 +293,10 @@ def current_trace() -> Trace:
 
 @contextmanager
 def outside_regions(when: bool = True) -> Iterator[None]:
-    """Have calls recorded inside read values from memory, rounded to their dtype; nothing changes unless `when`.
+    """Record calls in this context that read values from memory, rounded to their dtype; nothing changes unless `when`.
 
-    Within a region a value may be in a wider dtype, or computed again with another rounding, so that it differs from
-    what was made of it before.
+    Within a region a value may have a wider dtype, or be recomputed with another rounding, so that it differs from
+    the one that earlier results were computed from.
     """
     trace = current_trace()
     with trace.set_tags({*trace.tags, Tag.NO_FUSE} if when else trace.tags):
@@ -305,7 +305,7 @@ def outside_regions(when: bool = True) -> Iterator[None]:
 
 @contextmanager
 def recording(trace: Trace, language: LanguageContext | None = None) -> Iterator[Trace]:
-    """Symbol calls inside record into `trace`; operators on proxies have `language`'s meaning."""
+    """Record symbol calls in this context into `trace`; operators on proxies have the meaning of `language`."""
     before = state.trace, state.language
     state.trace, state.language = trace, language or state.language
     try:

@@ -1,4 +1,4 @@
-"""Questions about symbolic sizes that Dynamo's guards do not answer. A program that is compiled after the guards
+"""Conditions on symbolic sizes that Dynamo's guards do not resolve. A program that is compiled after the guards
 were taken, a backward above all, holds for every size that they allow, or is cached for the sizes that it was
 compiled for."""
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class UnresolvedSymInt(RuntimeError):
-    """A question about symbolic sizes whose answer differs from run to run."""
+    """A condition on symbolic sizes whose value differs from run to run."""
 
 
 class Sizes:
-    """The values of symbols in one run; `used`: whether they answered a question."""
+    """The values of symbols in one run; `used`: whether they resolved a condition."""
 
     def __init__(self, values: dict[sympy.Symbol, Any]) -> None:
         self.values = values
@@ -39,7 +39,7 @@ _state = _State()
 def specialize_sizes(symbolic: Sequence[Any], values: Sequence[Any]) -> Iterator[Sizes]:
     """Compile after Dynamo has taken its guards, at first with these values of the symbolic numbers.
 
-    torch would answer a question by the sizes of the first call, and add no guard.
+    torch would resolve a condition by the sizes of the first call, and add no guard.
     """
     for number in symbolic:
         if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -54,7 +54,7 @@ def specialize_sizes(symbolic: Sequence[Any], values: Sequence[Any]) -> Iterator
 
 
 def without_specialization(question: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function whose result must hold for every size. Raises UnresolvedSymInt where it depends on one."""
+    """Call a function whose result must hold for every size. Raises UnresolvedSymInt if it depends on one."""
     before = _state.sizes
     if before is None:
         return question(*args, **kwargs)
@@ -66,7 +66,7 @@ def without_specialization(question: Callable[..., T], *args: Any, **kwargs: Any
 
 
 def decide(condition: bool | torch.SymBool) -> bool:
-    """Return the truth of a condition on sizes where every run has the same, without a guard. Raises UnresolvedSymInt
+    """Return the value of a condition on sizes if it is the same in every run, without a guard. Raises UnresolvedSymInt
     otherwise."""
     if isinstance(condition, bool):
         return condition
@@ -79,7 +79,7 @@ def decide(condition: bool | torch.SymBool) -> bool:
 
 @contextmanager
 def refuse_guards(symbolic: Iterable[Any]) -> Iterator[None]:
-    """Compile for every value of symbolic numbers: a question whose answer differs raises UnresolvedSymInt."""
+    """Compile for every value of symbolic numbers: a condition whose value varies raises UnresolvedSymInt."""
     environments = {id(number.node.shape_env): number.node.shape_env for number in symbolic}
     open_to_guards = [each for each in environments.values() if _GUARDING[0] not in vars(each)]
     for each in open_to_guards:
@@ -105,7 +105,7 @@ def _take_no_more_guards(environment: ShapeEnv) -> None:
         result = evaluate_static(environment, question)
         return _in_this_run(question) if result is None else result
 
-    # a `fallback_value` is no answer either: what is made by it need not be what torch does for a given length
+    # nor is a `fallback_value` used: its result need not be torch's for a given size
     vars(environment).update(
         evaluate_expr=lambda question, *args, **kwargs: answer(question),
         guard_or_defer_runtime_assert=lambda question, *args, **kwargs: bool(answer(question)),

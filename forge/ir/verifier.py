@@ -9,7 +9,7 @@ from forge.ir.trace import Trace
 
 
 class NameFault(NamedTuple):
-    """A name that is read where it is not defined or was deleted, or is defined again. call: None for the output."""
+    """A name that is read where it is undefined or deleted, or is redefined. call: None for the output."""
 
     name: str
     call: BoundSymbol | None
@@ -37,6 +37,6 @@ def name_faults(trace: Trace) -> Iterator[NameFault]:
 
 
 def verify(trace: Trace) -> None:
-    """Raise AssertionError where a name of a trace has two definitions, or is read where it has none."""
+    """Raise AssertionError if a name of a trace has two definitions, or is read where it has none."""
     fault = next(name_faults(trace), None)
     assert fault is None, f"{trace.name}, after {trace.stage}: {fault}"
