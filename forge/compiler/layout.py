@@ -138,7 +138,7 @@ _IN_ROW_MAJOR = frozenset(  # if torch says so, whatever their arguments
 
 class _Operators(TorchDispatchMode):
     def __init__(self, *, counts: bool) -> None:
-        super().__init__()  # torch's has no annotations
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations
         self.calls: list[Any] = []
         self.flops = 0
         self.counts = counts

@@ -227,7 +227,7 @@ def _of_product(intervals: _Intervals, call: BoundSymbol, value: TensorProxy) ->
     a, b = map(intervals.of, call.args[:2])
     if not all(isinstance(each, int) for each in (*a, *b)):
         return _UNKNOWN
-    ends = [one * other for one in a for other in b]  # all are numbers
+    ends = [one * other for one in a for other in b]  # type: ignore[operator]  # all are numbers
     return _without_overflow(min(ends), max(ends), value)
 
 

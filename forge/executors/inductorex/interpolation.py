@@ -1,8 +1,7 @@
 """Interpolation of images as calls for which Inductor writes loops.
 
-torch's own decompositions index dims 2 and 3 of an image. Where its channels are beside each other, Inductor then
-writes its rows, whose elements are apart in memory, and copies them: an H200 took 6.0 ms for the images that
-SegFormer-B2's head joins. These loops are over elements beside each other.
+torch's own decompositions give an image in rows and copy it where its channels are beside each other. Values read here
+have the strides of the image, and nothing is copied.
 
 Source: aten/src/ATen/native/UpSample.h.
 """
@@ -37,8 +36,6 @@ def _interpolate(
     taps_of: Callable[[torch.Tensor, Any], Taps],
 ) -> torch.Tensor:
     dims = x.ndim - 2
-    channels_last = _has_channels_last(x)
-    image = x.permute(0, *range(2, x.ndim), 1) if channels_last else x
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     taps = []
     for dim, (before, after, scale) in enumerate(zip(x.shape[2:], size, scales or [None] * dims, strict=True)):
@@ -50,22 +47,24 @@ def _interpolate(
     def value(indices: list[torch.Tensor]) -> torch.Tensor:
         """Return the sum of weighted values over the dims that `indices` does not cover."""
         if len(indices) == dims:
-            leading: list[torch.Tensor | None] = [None] * (1 if channels_last else 2)
-            return aten._unsafe_index(image, [*leading, *indices]).to(dtype)
+            return _read(x, indices).to(dtype)
         total: torch.Tensor | None = None
         for at, weight, behind in taps[len(indices)]:
-            part = value([*indices, at.reshape(-1, *behind)]) * weight.reshape(-1, *behind, *[1] * channels_last)
+            part = value([*indices, at.reshape(-1, *behind)]) * weight.reshape(-1, *behind)
             total = part if total is None else total + part
         assert total is not None
         return total
 
-    result = value([]).to(x.dtype)
-    return result.permute(0, -1, *range(1, x.ndim - 1)) if channels_last else result
+    return value([]).to(x.dtype)
 
 
-def _has_channels_last(x: torch.Tensor) -> bool:
+def _read(x: torch.Tensor, indices: list[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of an image at `indices` of its dims, in channels-last where the image is."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.ndim in formats and not x.is_contiguous() and x.is_contiguous(memory_format=formats[x.ndim])
+    if x.ndim not in formats or x.is_contiguous() or not x.is_contiguous(memory_format=formats[x.ndim]):
+        return aten._unsafe_index(x, [None, None, *indices])
+    rows = aten._unsafe_index(x.permute(0, *range(2, x.ndim), 1), [None, *indices])
+    return rows.permute(0, -1, *range(1, x.ndim - 1))
 
 
 def _scale(before: Any, after: Any, align_corners: bool, scale: float | None) -> float:

@@ -102,3 +102,17 @@ def test_the_gradient_of_a_gated_layer(dtype: torch.dtype, whole: list[int]) -> 
     torch.testing.assert_close(*gradients, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=2e-2)
     assert not whole
     assert concatenation.write_parts.inside == 0
+
+
+def resized(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([F.interpolate(each, size=(6, 6), mode="bilinear") for each in (x, y)], 1)
+
+
+def resized_and_read(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return resized(x, y).sin()
+
+
+@pytest.mark.parametrize("function", [resized, resized_and_read])
+def test_parts_that_are_long_to_compute_are_written_apart(function: Callable, whole: list[int]) -> None:
+    run(function, torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 3))
+    assert whole == ([] if function is resized else [2])
