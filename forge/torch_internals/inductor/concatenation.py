@@ -28,9 +28,9 @@ _SUMS = frozenset({"sum"})  # a bias has one for its gradient
     not_probed="it changes no result; test_concatenation.py looks at the generated code",
 )
 def write_parts(inputs: Any, dim: int = 0) -> Any:
-    """Lower a concatenation: by a loop over each part where the parts are of one size and read the same memory, or one
-    is long to compute, and nothing in the region reads the whole."""
-    if _is_returned(V.current_node) and (_reads_alike(inputs) or any(map(_is_long, inputs))):
+    """Lower a concatenation: by a loop over each part where one is long to compute, or where the parts are of one size
+    and read the same memory, and nothing in the region reads the whole."""
+    if any(map(_is_long, inputs)) or (_is_returned(V.current_node) and _reads_alike(inputs)):
         return ir.TensorBox(ir.ConcatKernel.create(inputs, dim))
     return write_parts.original(inputs, dim)
 

@@ -115,4 +115,4 @@ def resized_and_read(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("function", [resized, resized_and_read])
 def test_parts_that_are_long_to_compute_are_written_apart(function: Callable, whole: list[int]) -> None:
     run(function, torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 3))
-    assert whole == ([] if function is resized else [2])
+    assert not whole
