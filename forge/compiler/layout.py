@@ -29,7 +29,7 @@ from forge.ir.structure import key_of, settings
 from forge.ir.symbol import substitute
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
 from forge.prims.library import quiet, symbolic_dispatch
-from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes
+from forge.torch_internals.dispatch import TorchDispatchMode, disable_current_modes, keep_operators
 from forge.torch_internals.fake_tensors import FakeTensorMode, call_on_fake_tensors
 from forge.torch_internals.functions import torch_neg_view
 from forge.torch_internals.tensors import storage_id
@@ -388,6 +388,7 @@ class Layouts:
                 torch.no_grad(),
                 self.fake,
                 symbolic_dispatch(self.is_symbolic),
+                keep_operators(),
                 self._values_unknown(),
             ):
                 args, kwargs = tree_map(stand_in, (tuple(call.args), call.kwargs))

@@ -26,7 +26,7 @@ from forge.ir.locks import new_lock
 from forge.ir.pytree import tensors, tree_map
 from forge.prims.core import statically_true
 from forge.prims.library import symbolic_dispatch
-from forge.torch_internals.dispatch import OpOverload, disable_current_modes, schema_of
+from forge.torch_internals.dispatch import OpOverload, disable_current_modes, keep_operators, schema_of
 from forge.torch_internals.fake_tensors import fake_impls
 from forge.torch_internals.inductor.compiler import select_decomp_table
 from forge.torch_internals.inductor.config import inductor_config
@@ -139,7 +139,7 @@ def _trace(
         target: each if getattr(target, "is_view", False) else in_a_loop(each)
         for target, each in decompositions().items()
     }
-    with layouts.fake, symbolic_dispatch(layouts.is_symbolic), rounding:
+    with layouts.fake, symbolic_dispatch(layouts.is_symbolic), keep_operators(), rounding:
         example_inputs = [layouts.stand_in(proxy) for proxy in program.inputs]
         graph = make_fx(wrap(run), decomposition_table=table)(*example_inputs)
     if any(call.symbol.op in _ROW_LOOPS for call, _ in calls):

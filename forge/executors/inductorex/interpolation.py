@@ -35,14 +35,20 @@ def _interpolate(
     scales: Sequence[float | None],
     taps_of: Callable[[torch.Tensor, Any], Taps],
 ) -> torch.Tensor:
+    if x.device.type != "cpu" and all(before == after for before, after in zip(x.shape[2:], size, strict=True)):
+        return x.clone()  # as torch's kernels for a GPU do, whatever the scales
     dims = x.ndim - 2
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     taps = []
     for dim, (before, after, scale) in enumerate(zip(x.shape[2:], size, scales or [None] * dims, strict=True)):
         places = torch.arange(after, device=x.device).to(dtype)
-        positions = _source_positions(places, _scale(before, after, align_corners, scale), align_corners)
+        if before == after and x.device.type == "cpu" and taps_of is _linear_taps:
+            taps_of_dim = _own_taps(places)
+        else:
+            positions = _source_positions(places, _scale(before, after, align_corners, scale), align_corners)
+            taps_of_dim = taps_of(positions, before)
         behind = [1] * (dims - 1 - dim)
-        taps.append([(at, weight, behind) for at, weight in taps_of(positions, before)])
+        taps.append([(at, weight, behind) for at, weight in taps_of_dim])
 
     def value(indices: list[torch.Tensor]) -> torch.Tensor:
         """Return the sum of weighted values over the dims that `indices` does not cover."""
@@ -75,6 +81,13 @@ def _scale(before: Any, after: Any, align_corners: bool, scale: float | None) ->
 
 def _source_positions(places: torch.Tensor, scale: float, align_corners: bool) -> torch.Tensor:
     return places * scale if align_corners else (places + 0.5) * scale - 0.5
+
+
+def _own_taps(places: torch.Tensor) -> Taps:
+    """Return the taps of a dim that keeps its size: torch's kernels for a CPU ignore its scale, and add each value,
+    times zero, to itself, which is NaN for an infinite one."""
+    at = places.to(torch.int64)
+    return [(at, torch.ones_like(places)), (at, torch.zeros_like(places))]
 
 
 def _linear_taps(positions: torch.Tensor, size: Any) -> Taps:

@@ -1,9 +1,11 @@
 """Interpolation of images is in regions, with what comes before and after it."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import forge
@@ -65,12 +67,49 @@ def test_decompositions_are_torchs(
         assert INTERPOLATIONS[operator](x.bfloat16(), size, align_corners).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("scale", [1.0, 1.1, (1.1, 2.0)])
+def test_dims_that_keep_their_size(scale: float | tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch ignores their scales; an infinite value or NaN does not spread along them."""
+    monkeypatch.delenv("FORGE_CHECK", raising=False)
+
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x * 2, scale_factor=scale, mode="bilinear") + 1
+
+    jitted = forge.jit(resize, cache=False)
+    for sizes in ((5, 6), (6, 8), (9, 12), (12, 13), (4, 5)):
+        x = torch.randn(2, 3, *sizes)
+        x[0, 0, 1, 1], x[0, 1, 1, 1] = torch.inf, torch.nan
+        torch.testing.assert_close(jitted(x), resize(x), equal_nan=True)
+
+
+def test_an_image_that_keeps_its_size_on_a_gpu_is_copied() -> None:
+    x = torch.empty(1, 3, 5, 6, device="meta").to(memory_format=torch.channels_last)
+    for operator in (torch.ops.aten.upsample_bilinear2d.default, torch.ops.aten.upsample_bicubic2d.default):
+        graph = make_fx(partial(INTERPOLATIONS[operator], size=(5, 6), align_corners=False))(x).graph
+        (copy,) = [node for node in graph.nodes if node.op == "call_function"]
+        assert copy.target is torch.ops.aten.clone.default
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_bicubic_kernels_of_a_cpu_are_torchs(device: str) -> None:
     """On a GPU, for which the meta device stands in, they are in regions."""
     x = torch.empty(1, 3, 5, 6, device=device)
     (call,) = forge.trace(lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), x).bound_symbols
     assert isinstance(takes(call), Declined) == (device == "cpu")
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("bilinear", torch.uint8), ("bicubic", torch.float32)])
+def test_images_of_symbolic_sizes_are_torchs(mode: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's Python dispatcher decomposes operators where sizes are symbolic: they are left to torch all the same."""
+    monkeypatch.delenv("FORGE_CHECK", raising=False)
+
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x + 1, scale_factor=2, mode=mode)
+
+    jitted = forge.jit(resize, cache=False, dynamic=True)
+    x = (torch.rand(1, 2, 5, 6) * 255).to(dtype)
+    torch.testing.assert_close(jitted(x), resize(x), atol=0, rtol=0)
+    assert "interpolate" in [each.symbol.name for each in forge.last_traces(jitted)[-1].bound_symbols]
 
 
 def test_images_of_integers_are_torchs() -> None:
@@ -81,9 +120,27 @@ def test_images_of_integers_are_torchs() -> None:
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_images_are_written_once(memory_format: torch.memory_format, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_images_are_written_once(
+    memory_format: torch.memory_format, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither is an image in channels-last copied to its strides after it was written in others."""
     monkeypatch.delenv("FORGE_CHECK", raising=False)
+    graphs = _compiled_graphs(monkeypatch)
+    images = [torch.randn(2, 16, n, n).to(memory_format=memory_format) for n in (4, 8)]
+
+    def join(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([F.interpolate(each, size=(9, 9), mode="bilinear") for each in (x, y)], 1)
+
+    actual, expected = forge.jit(join, cache=False, dynamic=dynamic)(*images), join(*images)
+    torch.testing.assert_close(actual, expected)
+    assert actual.stride() == expected.stride()
+    (graph,) = graphs
+    assert not [node for node in graph.nodes if node.target is torch.ops.aten.clone.default]
+
+
+def _compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.Graph]:
+    """Return a list to which the graphs are added that Inductor compiles from here on."""
     graphs: list[torch.fx.Graph] = []
 
     def compile_graph(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -92,13 +149,4 @@ def test_images_are_written_once(memory_format: torch.memory_format, monkeypatch
 
     original = lower.compile_graph
     monkeypatch.setattr(lower, "compile_graph", compile_graph)
-    images = [torch.randn(2, 16, n, n).to(memory_format=memory_format) for n in (4, 8)]
-
-    def join(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.cat([F.interpolate(each, size=(9, 9), mode="bilinear") for each in (x, y)], 1)
-
-    actual, expected = forge.jit(join, cache=False)(*images), join(*images)
-    torch.testing.assert_close(actual, expected)
-    assert actual.stride() == expected.stride()
-    (graph,) = graphs
-    assert not [node for node in graph.nodes if node.target is torch.ops.aten.clone.default]
+    return graphs
