@@ -29,6 +29,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name != "claim":  # of the compiler, which is above this package
+    if name != "claim":  # part of the compiler, which is above this package
         raise AttributeError(f"module 'forge.executors' has no attribute {name!r}")
     return importlib.import_module("forge.compiler.standalone").claim

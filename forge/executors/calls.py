@@ -1,4 +1,4 @@
-"""Calls of a symbol as data: what the metadata of a call is, to be kept, shown and made again in another process."""
+"""Calls of a symbol as data: the metadata of a call, to be stored, printed and rebuilt in another process."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class NotReproducible(ValueError):
 
 @dataclass(frozen=True)
 class Meta:
-    """The metadata of a tensor before the program runs. strides: None where they are not known."""
+    """The metadata of a tensor before the program runs. strides: None if unknown."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -30,7 +30,7 @@ class Meta:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a symbol: a Meta in the place of each tensor."""
+    """A call of a symbol, with a Meta for each tensor."""
 
     args: tuple
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -49,9 +49,9 @@ Passes = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
 
 @dataclass(frozen=True)
 class Case:
-    """A call on real tensors. note: what is special about them. offset: by how many elements each tensor lies behind
-    the start of its memory. strides_known: whether the checker sees the strides. gradients: whether they are
-    compared. passes: of what a kernel gives and what eager gives, where that is right however they differ."""
+    """A call on real tensors. note: their special property. offset: the storage offset of each tensor, in
+    elements. strides_known: whether the checker sees the strides. gradients: whether they are
+    compared. passes: accepts the kernel's and eager's results if these are right however they differ."""
 
     args: tuple
     kwargs: dict[str, Any]
@@ -63,7 +63,7 @@ class Case:
 
 
 def with_strides(values: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
-    """Return the values in memory of these strides; as they are where none are known."""
+    """Return the values in memory of these strides; unchanged if none are known."""
     if strides is None or values.stride() == strides:
         return values
     result = torch.empty_strided(values.shape, strides, dtype=values.dtype, device=values.device)
@@ -89,7 +89,7 @@ def _format_argument(name: str, value: Any, note: str) -> Iterator[str]:
 
 
 def call_of(args: tuple, kwargs: dict) -> Call:
-    """Return a call on proxies or tensors as data, with a symbolic number by its value in this run. Raises
+    """Return a call on proxies or tensors as data, with symbolic numbers as their values in this run. Raises
     NotReproducible."""
     return Call(tuple(args), dict(kwargs)).map(_to_meta)
 

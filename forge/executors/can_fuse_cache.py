@@ -22,7 +22,7 @@ class CanFuseCache:
         try:
             key = metadata_key(bound)
             decision = self.decisions.get(key)
-        except TypeError:  # an argument is not hashable
+        except TypeError:  # an argument is unhashable
             return self.can_fuse(bound)
         if decision is None:
             decision = self.decisions[key] = self.can_fuse(bound)

@@ -1,5 +1,5 @@
-"""The contract of a user's executor: its function takes the arguments of a call, checked when it is claimed, leaves
-them as they are and returns new memory with the metadata of its results, checked the first time that the program runs.
+"""The contract of a user's executor: its function accepts the arguments of a call, checked when it is claimed, does not
+write to them, and returns new memory with the metadata of its results, checked the first time that the program runs.
 """
 
 import inspect
@@ -31,8 +31,8 @@ def call_in_words(bound: BoundSymbol) -> str:
 
 
 def check_arguments(executor: str, function: Callable, bound: BoundSymbol) -> None:
-    """Raise TypeError where a function of torch's writes to an argument that the call leaves as it is, or a user's
-    function does not take the arguments of the call that it is to run."""
+    """Raise TypeError if a torch function writes to an argument that the call does not mutate, or a user's function
+    does not accept the arguments of the call that it must run."""
     if is_own(function):
         check(
             not _is_in_place(function)
@@ -60,13 +60,13 @@ def check_arguments(executor: str, function: Callable, bound: BoundSymbol) -> No
 
 
 def _is_in_place(function: Callable) -> bool:
-    """Return whether a function of torch's is the in-place form of another one, by its name."""
+    """Return whether a torch function is the in-place form of another one, by its name."""
     name = getattr(function, "__name__", "")
     return name.endswith("_") and not name.endswith("__") and name_in_torch(function) is not None
 
 
 def check_metadata(what: str, output: Any, bound: BoundSymbol) -> None:
-    """Raise ValueError where the proxies that `what` returns do not have the metadata of the call that it runs."""
+    """Raise ValueError unless the proxies that `what` returns have the metadata of the call that it runs."""
     results, expected = list(proxies(output)), list(proxies(bound.output))
     check(
         len(results) == len(expected) and all(map(_is_like, results, expected)),
@@ -83,7 +83,7 @@ def _format_one(value: Any) -> str:
 
 
 def _is_like(value: Any, expected: Any) -> bool:
-    """Return whether a tensor, or the proxy of one, is as a proxy says, as far as that is known."""
+    """Return whether a tensor, or the proxy of one, matches a proxy, as far as that is known."""
     if not isinstance(expected, TensorProxy):
         return not isinstance(value, torch.Tensor)
     if not isinstance(value, (torch.Tensor, TensorProxy)) or (value.dtype, value.ndim) != (
@@ -95,12 +95,12 @@ def _is_like(value: Any, expected: Any) -> bool:
     return all(one == other for one, other in sizes if type(one) is type(other) is int)
 
 
-# when the program runs
+# at run time
 
 
 class _ContractCheck:
-    """A user's function in a generated program, in whose globals it is `name`, until each of its calls has given what
-    it says it gives. `writable`: the values of the program that its calls may overwrite."""
+    """A user's function in a generated program, in whose globals it is `name`, until each of its calls has returned the
+    promised metadata. `writable`: the values of the program that its calls may overwrite."""
 
     def __init__(
         self, scope: dict[str, Any], name: str, function: Callable, calls: Sequence[BoundSymbol], writable: set[str]
@@ -115,11 +115,11 @@ class _ContractCheck:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = self.calls[self.checked] if self.checked < len(self.calls) else None
-        if bound is None or not _fits([args, kwargs], [bound.args, bound.kwargs]):  # the program began again
+        if bound is None or not _fits([args, kwargs], [bound.args, bound.kwargs]):  # the program restarted
             if self.scope[self.name] is self:
                 self.scope[self.name] = self.function
             return self.function(*args, **kwargs)
-        checked, self.checked = self.checked, 0  # where this call fails, the program begins again
+        checked, self.checked = self.checked, 0  # if this call fails, the program restarts
         try:
             result = self.call(bound, args, kwargs)
         except ContractError:
@@ -130,13 +130,13 @@ class _ContractCheck:
         return result
 
     def call(self, bound: BoundSymbol, args: Any, kwargs: Any) -> Any:
-        """Return what the function gives for a call. Raises ContractError where that is not what the call says."""
+        """Return the function's result for a call. Raises ContractError unless it matches the call."""
         arguments = _Arguments(bound, [args, kwargs], self.writable)
         try:
             result = self.function(*args, **kwargs)
         except Exception as error:
             self.check_arguments(bound, arguments)
-            if not isinstance(bound.symbol.executor, FusionExecutor):  # whose regions are named in the call
+            if not isinstance(bound.symbol.executor, FusionExecutor):  # regions are named in the call
                 owner, function, call = self.parties(bound)
                 error.add_note(f"raised by executor {owner}: {function}, for {call}")
             raise
@@ -155,7 +155,7 @@ class _ContractCheck:
         return getattr(bound.symbol.executor, "name", ""), function, call
 
     def check_metadata(self, bound: BoundSymbol, result: Any) -> None:
-        """Raise ContractError where a result does not have the metadata of the call."""
+        """Raise ContractError unless each result has the metadata of the call."""
         expected = list(proxies(bound.output))
         results = [leaf for leaf in leaves(result) if leaf is not None]
         several = isinstance(bound.output, (tuple, list))
@@ -172,7 +172,7 @@ class _ContractCheck:
         )
 
     def check_arguments(self, bound: BoundSymbol, arguments: "_Arguments") -> None:
-        """Raise OverwrittenArgumentError where the function has changed an argument."""
+        """Raise OverwrittenArgumentError if the function has mutated an argument."""
         name = next(arguments.overwritten(), None)
         if name is not None:
             owner, function, call = self.parties(bound)
@@ -182,8 +182,8 @@ class _ContractCheck:
             )
 
     def check_memory(self, bound: BoundSymbol, arguments: "_Arguments", result: Any) -> None:
-        """Raise ContractError where a result is in the memory of an argument or of another result, and the call's
-        symbol declares no view."""
+        """Raise ContractError if a result aliases an argument or another result, and the call's symbol declares no
+        view."""
         alias = next(arguments.shared_by(result), None)
         if alias is not None:
             owner, function, call = self.parties(bound)
@@ -194,7 +194,7 @@ class _ContractCheck:
 
 
 class _Arguments:
-    """The tensors that a call of a user's function is given, as they were before it, by their names in the program."""
+    """The tensor arguments of a user's function before the call, by their names in the program."""
 
     def __init__(self, bound: BoundSymbol, values: Any, writable: set[str]) -> None:
         pairs = zip(leaves([bound.args, bound.kwargs]), leaves(values), strict=True)
@@ -206,15 +206,15 @@ class _Arguments:
         self.states = {name: _state(value) for name, value in self.tensors.items()}
 
     def overwritten(self) -> Iterator[str]:
-        """Yield those that have changed."""
+        """Yield the mutated ones."""
         for name, before in self.states.items():
             now = self.tensors[name]
             if version_of(now) != before if isinstance(before, int) else not _is_same(now, before):
                 yield name
 
     def shared_by(self, result: Any) -> Iterator[str]:
-        """Yield, in words, those whose memory a result has that is not declared to show them, and results that are at
-        the place of another one."""
+        """Yield, in words, the tensors that a result aliases without being declared a view of them, and results that
+        alias each other."""
         memory = SharedMemory([self.bound])
         earlier: dict[Any, str] = {}
         results = [leaf for leaf in leaves(result) if leaf is not None]
@@ -244,7 +244,7 @@ def _is_same(tensor: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 def parameter_of(bound: BoundSymbol, name: str) -> str:
-    """Return the name of the parameter by which a call's function gets the value `name`."""
+    """Return the name of the parameter that gets the value `name` in a call's function."""
     op = bound.symbol.op
     assert op is not None, "a call that runs has a function"
     try:
@@ -259,7 +259,7 @@ def parameter_of(bound: BoundSymbol, name: str) -> str:
 
 
 def _is_users(symbol: Symbol) -> bool:
-    """Return whether a user's executor runs a call of it, which is no kernel: these are verified."""
+    """Return whether a call runs by a user's executor, kernels excepted: these are verified."""
     if isinstance(symbol.executor, FusionExecutor):
         return not type(symbol.executor).__module__.startswith("forge.")
     return isinstance(symbol.executor, Executor) and not is_own(symbol.op)
@@ -272,7 +272,7 @@ def _fits(values: Any, expected: Any) -> bool:
 
 
 def expect(function: Callable, trace: Trace) -> None:
-    """Check the results of users' executors' functions that a generated function calls, at its first run."""
+    """Check the results of the users' functions that a generated function calls, at its first run."""
     calls: dict[int, list[BoundSymbol]] = {}
     writable: set[str] = set()
     for bound in trace.bound_symbols:
@@ -287,7 +287,7 @@ def expect(function: Callable, trace: Trace) -> None:
 
 
 def when_broken(function: Callable, act: Callable[[], None]) -> None:
-    """Have `act` called where a users' executor's function that a generated function calls breaks its contract."""
+    """Call `act` if a user's function that a generated function calls breaks its contract."""
     for value in getattr(function, "__globals__", {}).values():
         if isinstance(value, _ContractCheck):
             value.when_broken = act

@@ -6,16 +6,16 @@ import torch
 
 
 class RegionError(RuntimeError):
-    """A region that a fusion executor cannot compile, under forge.jit(strict=True) or `check=`; its cause is the
-    compiler's error."""
+    """A region fails to compile, under forge.jit(strict=True) or `check=`; its cause is the fusion executor's
+    error."""
 
 
 class ContractError(ValueError):
-    """A user's executor's function does something else than the call that it runs."""
+    """A function of a user's executor does not do what the call that it runs promises."""
 
 
 class OverwrittenArgumentError(ContractError):
-    """An executor's function has changed an argument, so that what reads it later computes something else."""
+    """An executor's function has mutated an argument, so that later readers compute something else."""
 
 
 class CheckError(RuntimeError):
@@ -26,7 +26,7 @@ class CheckError(RuntimeError):
         executor: The executor that ran the call, or None.
         inputs: The tensor arguments of the call, by name.
         actual: The value, or None.
-        expected: The value of eager, or None.
+        expected: Eager's value, or None.
         check: The kind of check that failed.
     """
 

@@ -1,4 +1,4 @@
-"""The executor API: who runs what.
+"""The executor API: operator and fusion executors, which run the calls of a trace.
 
 An operator executor is a table from symbols to implementations:
 
@@ -22,10 +22,10 @@ An operator executor is a table from symbols to implementations:
     mine.register_implementation(torchlang.silu, fast_silu, checker=takes)
     jitted = forge.jit(model, executors=[mine, "torch"])
 
-Where gradients flow, `grad_transform` gives the executor's own rule; without one the symbol's own rule is used, or its
-decomposition's, which takes the call apart when the backward reads a value from inside it.
+If gradients flow, `grad_transform` is the executor's own rule; without one the symbol's own rule is used, or its
+decomposition's, which decomposes the call if the backward reads a value from inside it.
 
-A fusion executor is given regions of neighbouring calls and makes one function of each:
+A fusion executor takes regions of neighbouring calls and compiles each into one function:
 
     import forge
     from forge.executors import FusionExecutor, claim, decline, resolve_executors
@@ -43,7 +43,7 @@ A fusion executor is given regions of neighbouring calls and makes one function 
 
     jitted = forge.jit(model, executors=[Elementwise("fuser"), "torch"])
 
-One file, though long: it is what an executor's author reads, and operator and fusion executors share it.
+One file, though long: an executor's author reads all of it, and operator and fusion executors share it.
 """
 
 import weakref
@@ -80,7 +80,7 @@ def is_own(function: Any) -> bool:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Declined:
-    """A checker's refusal of a call, which `decline` makes. It is False in a condition.
+    """A checker's refusal of a call, created by `decline`. It is False in a condition.
 
     Attributes:
         reason: The text of the report.
@@ -113,7 +113,7 @@ def decline(reason: str, *, parts: bool = True, error: Exception | None = None) 
 
 
 def call_checker(checker: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call an executor's own function, and return its result, or Declined where it depends on symbolic sizes."""
+    """Call an executor's own function, and return its result, or Declined if it depends on symbolic sizes."""
     try:
         return without_specialization(_checked_call, checker, *args, **kwargs)
     except UnresolvedSymInt as reason:
@@ -151,16 +151,16 @@ NO_GRADIENT = "the implementation has no gradient, and one is needed"
 
 @dataclass(slots=True, eq=False, repr=False)
 class Implementation:
-    """An executor's way to run a symbol.
+    """An executor's implementation of a symbol.
 
-    `op` is called in the symbol's place with its arguments; or `execution_transform`, called with the symbol's
+    `op` is called instead of the symbol with its arguments; or `execution_transform`, called with the symbol's
     arguments while a trace is recorded, calls the executor's operators. `checker` is called first, with the arguments.
     `grad_transform` is a gradient rule (forge/ir/grad_rules.py) used in place of the symbol's own. Without one, `grad`
-    says how a gradient comes about: "decompose" by the symbol's decomposition, which takes the call apart where the
-    backward reads a value from inside it; "recompute" by the decomposition too, but the call stays one and the backward
-    recomputes those values; "none" declines where a gradient is needed. low_priority: whether forge's own transforms of
-    several calls (a head in chunks, attention of groups) take precedence, as over torch's implementation: no user named
-    it.
+    selects the gradient: "decompose" uses the decomposition's, and decomposes the call if the
+    backward reads a value from inside it; "recompute" uses it too, but the call stays one and the backward
+    recomputes those values; "none" declines if a gradient is needed. low_priority: whether forge's own transforms of
+    several calls (a head in chunks, attention of groups) take precedence, as over torch's implementation, which no user
+    selected.
     """
 
     symbol: Symbol
@@ -198,7 +198,7 @@ class Executor(RenamedMembers):
         name: The name by which `forge.jit(executors=[…])` finds it once it is registered.
 
     Attributes:
-        patterns: The patterns (`forge.Pattern`) to match in a trace before the executors are asked.
+        patterns: The patterns (`forge.Pattern`) to match in a trace before calls are claimed.
     """
 
     patterns: Sequence[Any] = ()
@@ -219,13 +219,13 @@ class Executor(RenamedMembers):
         self.name = name
 
     def is_available(self) -> Decision:
-        """Return True where it can run, or Declined with the reason (no GPU, not installed)."""
+        """Return True if it can run, or Declined with the reason (no GPU, not installed)."""
         return True
 
     def identity(self) -> str | Declined:
         """Return a text of all that programs depend on beside the executor's name and forge's version: its own version
-        and its settings. Its patterns are counted besides. Every process that compiles the same gets the same text;
-        Declined where there is none: then programs are not kept on disk."""
+        and its settings. Its patterns are added. Every process that compiles the same returns the same text;
+        Declined if there is none: then programs are not cached on disk."""
         return decline(f"executor {self.name} does not say what its programs depend on")
 
     def candidates(self, symbol: Symbol) -> Sequence["Implementation"]:
@@ -234,11 +234,11 @@ class Executor(RenamedMembers):
 
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
         """Yield the functions that programs with this executor call, each with a name that is the same in every
-        process: by it a program that is kept on disk finds them again."""
+        process, by which a program cached on disk refers to them."""
         yield from ()
 
     def without_speed_hints(self) -> "Executor":
-        """Return the executor that takes calls even where they are declared to be slow. Called under select="measured",
+        """Return the executor that accepts calls even if they are declared slow. Called under select="measured",
         which measures their speed."""
         return self
 
@@ -275,8 +275,8 @@ class OperatorExecutor(Executor):
     ) -> Symbol:
         """Register an operator of this executor: `fn` runs, `meta` maps input metadata to output metadata.
 
-        `like` takes the metadata of a symbol's own body or meta instead. Raises ValueError when the name is taken or
-        when not exactly one of `meta` and `like` is given.
+        `like` uses the metadata of a symbol's body or meta instead. Raises ValueError if the name is taken or
+        unless exactly one of `meta` and `like` is set.
         """
         check(name not in self._operators, lambda: f"{self.name}: operator {name!r} is registered twice")
         check(
@@ -302,19 +302,19 @@ class OperatorExecutor(Executor):
         """Register this executor's implementation of `symbol`.
 
         Args:
-            symbol: an operation of the trace, or the torch function that means it (torch.nn.functional.gelu).
-            op: an operator, or a plain function called with the symbol's arguments.
-            checker: returns whether the implementation takes these arguments: True, or False or a reason (`decline`).
-                By default it takes all.
-            execution_transform: in place of `op`, a function whose calls replace the call of the symbol.
-            grad_transform: the gradient rule of the implementation; by default the symbol's own.
-            grad: without a `grad_transform`, "decompose" (by the symbol's decomposition), "recompute" or "none"
-            low_priority: whether forge's own transforms of several calls take precedence, as over torch's functions
+            symbol: An operation of the trace, or its torch function (torch.nn.functional.gelu).
+            op: An operator, or a plain function called with the symbol's arguments.
+            checker: Returns whether the implementation accepts these arguments: True, or False or a reason (`decline`).
+                By default it accepts all.
+            execution_transform: In place of `op`, a function whose calls replace the call of the symbol.
+            grad_transform: The gradient rule of the implementation; by default the symbol's own.
+            grad: Without a `grad_transform`, "decompose" (by the symbol's decomposition), "recompute" or "none".
+            low_priority: Whether forge's own transforms of several calls take precedence, as over torch's functions.
 
         Raises:
-            ValueError: the symbol has an implementation here already.
-            TypeError: `symbol` is no symbol and means none, `op` is no function, or neither or both of `op` and
-                `execution_transform` are given.
+            ValueError: If the symbol already has an implementation here.
+            TypeError: If `symbol` is not a symbol and has none, `op` is not a function, or neither or both of `op` and
+                `execution_transform` are set.
         """
         implemented = _symbol_of(symbol, self.name)
         check(
@@ -349,7 +349,7 @@ class OperatorExecutor(Executor):
         implementation = self.implementations.get(symbol.id)
         return () if implementation is None else (implementation,)
 
-    _register_implementation = register_implementation  # the name in Thunder, which executors are ported from
+    _register_implementation = register_implementation  # the name in Thunder, from which executors are ported
 
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
         """Yield its operators, and the functions of its implementations."""
@@ -361,9 +361,9 @@ class OperatorExecutor(Executor):
                 yield ("implementation", name), implementation.op.op
 
     def identity(self) -> str | Declined:
-        """Return the functions of the table as text. Those of forge, torch and Python are known by their versions.
+        """Return the functions of the table as text. Those of forge, torch and Python are identified by their versions.
 
-        A subclass may decide by something else than the table, and has to name it.
+        A subclass that decides by more than the table must add that.
         """
         if type(self) is not OperatorExecutor:
             return super().identity()
@@ -390,7 +390,7 @@ class OperatorExecutor(Executor):
             yield name, op, each.checker, each.execution_transform, each.grad_transform, each.grad
 
     def fingerprint(self, implementation: Implementation) -> Fingerprint:
-        """Return the hash of all that decides how long one of its implementations takes."""
+        """Return the hash of everything that the time of one of its implementations depends on."""
         each = implementation
         functions = (each.op and each.op.op, each.checker, each.execution_transform, each.grad_transform)
         about = (self.name, each.symbol.id, each.grad)
@@ -412,14 +412,14 @@ def operators_of(executors: Iterable[Executor]) -> list[OperatorExecutor]:
 
 
 class FusionExecutor(Executor):
-    """An executor that compiles regions: it says which calls it can fuse, and returns one operator for a region.
+    """An executor that compiles regions: it selects the calls that it can fuse, and compiles a region to one operator.
 
     Attributes:
         strided: True if its code is compiled for the strides of a region's inputs and returns the strides that torch's
-            functions return. Each input then has its strides in the trace, and has them when the region runs.
+            functions return. Each input then has its strides in the trace, and at run time.
         boxed: True if the compiled function takes its inputs in one list.
         fuses_decompositions: True if it compiles the decompositions of calls. Later executors' operators with a
-            gradient would hide these, so calls that it takes are differentiated by the symbols' own rules.
+            gradient would hide these, so calls that it accepts are differentiated by the symbols' own rules.
         checks_regions: True if it checks the inputs of its regions instead of compiling them; values without promised
             strides get random ones.
     """
@@ -430,15 +430,15 @@ class FusionExecutor(Executor):
     checks_regions = False
 
     def can_fuse(self, bound: BoundSymbol) -> Decision:
-        """Return whether a call may be in a region, or Declined with the reason. The claim pass asks for each call.
+        """Return whether a call may be in a region, or Declined with the reason. The claim pass queries each call.
 
         If the call may not, but all calls of its decomposition may, these are fused instead.
         """
         raise NotImplementedError(f"{type(self).__name__}.can_fuse(bound): return whether a call may be in a region")
 
     def is_profitable(self, calls: Sequence[BoundSymbol]) -> bool:
-        """Return whether a region of these calls is faster than the calls. The fusion pass asks before `fuse`, and has
-        later executors run the calls of a region that is not."""
+        """Return whether a region of these calls is faster than the calls. The fusion pass queries it before `fuse`,
+        and leaves the calls of an unprofitable region to later executors."""
         return len(calls) > 1
 
     def fuse(self, region: Trace) -> Callable | Declined:
@@ -449,27 +449,27 @@ class FusionExecutor(Executor):
 
     def finish(self) -> Mapping[Callable, Callable | Declined]:
         """Wait for the work that `fuse` has started in threads and processes. Return those of its functions that cannot
-        be called after all, with functions to call in their place or the reasons. Called when a program has been
+        be called after all, with their replacements or the reasons. Called when a program has been
         lowered, before its functions run."""
         return {}
 
     def dump(self, function: Callable) -> bytes | Declined:
-        """Return a function that `fuse` returned as bytes, for `load` in another process. Declined keeps programs with
-        it off the disk. Called after `finish`. forge passes to `load` only what `dump` returned: it is as trusted as
-        code."""
+        """Serialize a function that `fuse` returned to bytes, for `load` in another process. Declined keeps its
+        programs off the disk. Called after `finish`. forge passes to `load` only results of `dump`: they are as trusted
+        as code."""
         return decline(f"executor {self.name} does not keep its regions for another process")
 
     def load(self, data: bytes) -> Callable:
-        """Return the function that was dumped. Any error makes forge compile the program again."""
+        """Deserialize a dumped function. Any error makes forge recompile the program."""
         raise NotImplementedError
 
     def files_of(self, data: bytes) -> Mapping[str, bytes]:
-        """Return the contents of the files that dumped bytes refer to, by path: forge.export puts them into its file.
-        Raises OSError where one is gone."""
+        """Return the contents of the files that dumped bytes refer to, by path: forge.export adds them to its file.
+        Raises OSError if one is gone."""
         return {}
 
     def with_files(self, data: bytes, paths: Mapping[str, str]) -> bytes:
-        """Return dumped bytes that refer to the same files in other places: `paths` maps old to new ones."""
+        """Return dumped bytes that refer to the same files at other paths: `paths` maps old to new ones."""
         return data
 
     def prepare(self) -> None:
@@ -489,12 +489,12 @@ class FusionExecutor(Executor):
         return True
 
     def product_executor(self) -> "ProductExecutor | None":
-        """Return the executor of matrix products with what follows them, for select="measured", or None."""
+        """Return the executor of matrix products with their epilogues, for select="measured", or None."""
         return None
 
     def with_region_checks(self) -> "FusionExecutor":
-        """Return the executor for check="regions": it cuts the same regions, runs them by torch's operators and checks
-        what was promised at their edges. Called when options are resolved. An executor without one returns itself."""
+        """Return the executor for check="regions": it forms the same regions, runs them by torch's operators and checks
+        the promises at their edges. Called when options are resolved. An executor without one returns itself."""
         return self
 
     def with_eager_numerics(self) -> "FusionExecutor | None":
@@ -502,12 +502,12 @@ class FusionExecutor(Executor):
 
 
 class ProductExecutor(FusionExecutor):
-    """A fusion executor of matrix products, each in a region of its own with the calls that follow it.
+    """A fusion executor of matrix products, each in a region with its epilogue.
 
     Under select="measured" each such region is one call of the trace (forge/transforms/products.py), which this
-    executor runs where it was measured to be faster than the product and its followers by the other executors. Of a
-    region that is declined after all, such as one of symbolic sizes, `can_fuse` declines the call from then on, and the
-    program is lowered again: its followers are in the regions of others then.
+    executor runs if it measured faster than the product and its epilogue on the other executors. If a
+    region is declined after all, such as one of symbolic sizes, `can_fuse` declines the call from then on, and the
+    program is lowered again, with its epilogue in the regions of others.
     """
 
     def __init__(self, name: str) -> None:
@@ -520,7 +520,7 @@ class ProductExecutor(FusionExecutor):
         raise NotImplementedError
 
     def is_epilogue(self, bound: BoundSymbol) -> Decision:
-        """Return whether a call may follow a product in its region."""
+        """Return whether a call may be in the epilogue of a product."""
         raise NotImplementedError
 
     def fuse_product(self, region: Trace) -> Callable | Declined:
@@ -555,7 +555,7 @@ def _declined_region(operation: str, *inputs: Any) -> Any:
 
 
 def _symbol_of(function: Symbol | Callable, executor: str) -> Symbol:
-    """Return a symbol, or the one that a torch function means. Raises TypeError where there is none."""
+    """Return a symbol, or that of a torch function. Raises TypeError if there is none."""
     symbol = function if isinstance(function, Symbol) else torchlang.find(function) if callable(function) else None
     if symbol is None:
         raise TypeError(
@@ -575,7 +575,7 @@ def _meta_of(symbol: Symbol) -> Callable:
         return symbol.definition
 
     def meta(*args: Any, **kwargs: Any) -> Any:
-        """As the symbol it is like."""
+        """Return the metadata of the symbol that it is like."""
         with current_trace().collecting():  # the body's calls are not the operator's
             return body(*args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""Modules' calls that an executor runs by another forward: the module's call as a function of tensors alone.
+"""Module calls that an executor runs by another forward: the call as a function of tensors alone.
 
 A layer is a class that lends its `forward` to modules of other classes. A module's call, by its own forward or by a
-layer's, is a `ModuleForward`; a `ModuleExecutor` chooses the layer, and its `ModuleOverride` verifies it.
+layer's, is a `ModuleForward`; a `ModuleExecutor` selects the layer, and its `ModuleOverride` verifies it.
 """
 
 import inspect
@@ -22,13 +22,13 @@ DECLARED = frozenset({"has_backward", "can_torch_compile"})
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """A placeholder for a tensor, by its index among those that a call takes."""
+    """A placeholder for a tensor, by its index among the tensors of a call."""
 
     index: int
 
 
 class ModuleTemplate:
-    """A module without its tensors: its class, its other attributes, and the modules inside it.
+    """A module without its tensors: its class, its other attributes, and its submodules.
 
     names: the parameters and buffers in the order in which `build` takes them.
     """
@@ -49,8 +49,8 @@ class ModuleTemplate:
         return [*own, *(f"{name}.{each}" for name, template in inside for each in template.names)]
 
     def build(self, tensors: Sequence[Any]) -> torch.nn.Module:
-        """Return a module of this kind with these tensors; it shares nothing with the original but the values of its
-        other attributes."""
+        """Return a module of this kind with these tensors; it shares with the original only the values of its other
+        attributes."""
         iterator = iter(tensors)
         module = self._build(iterator)
         check(next(iterator, None) is None, lambda: f"{self.kind.__name__} was given more tensors than it has")
@@ -75,10 +75,10 @@ class ModuleTemplate:
 
 
 class ModuleForward:
-    """`forward` of a module as a function of tensors: first the module's own, as `template.names` has them, then those
-    of the call, whose arguments are `args` and `kwargs`, with a TensorSlot in the place of each tensor.
+    """`forward` of a module as a function of tensors: first the module's own, as in `template.names`, then those
+    of the call, whose arguments are `args` and `kwargs`, with a TensorSlot for each tensor.
 
-    contiguous: whether results are made contiguous, which those of the module are.
+    contiguous: whether results are made contiguous, as the module's own are.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ def _fill_slots(tree: Any, values: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Layer:
-    """A class that lends its forward. library: where it comes from; content: the hash of the files there."""
+    """A class that lends its forward. library: its origin; content: the hash of the files there."""
 
     kind: type[torch.nn.Module]
     library: str = ""
@@ -140,7 +140,7 @@ class Layer:
 
     @property
     def has_backward(self) -> bool:
-        """Return whether it may have a gradient; verification says whether it is right."""
+        """Return whether it may have a gradient; verification decides whether that is right."""
         return getattr(self.kind, "has_backward", True)
 
     def problem(self, module: type[torch.nn.Module]) -> str | None:
@@ -160,11 +160,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModuleOverride:
-    """A layer in the place of a module's own forward, for one call.
+    """A layer that replaces a module's own forward, for one call.
 
-    function: what it runs. verify: returns whether it computes for such tensors what the module's own forward does;
-    Declined with the reason. symbol: returns that of its calls, where they are not traced. fingerprint: returns the
-    hash of all that decides what it does.
+    function: the function to run. verify: returns whether it is equivalent to the module's own forward on such tensors;
+    Declined with the reason. symbol: returns the symbol of its calls, unless they are traced. fingerprint: returns the
+    hash of everything that its behaviour depends on.
     """
 
     function: ModuleForward
@@ -174,7 +174,7 @@ class ModuleOverride:
 
 
 class ModuleExecutor(Executor, ABC):
-    """Runs modules' calls by layers. Which of them a call gets is decided while it is captured."""
+    """Runner of module calls by layers. The layer of a call is selected while it is captured."""
 
     @abstractmethod
     def see(self, kind: type[torch.nn.Module]) -> None:
@@ -182,11 +182,11 @@ class ModuleExecutor(Executor, ABC):
 
     @abstractmethod
     def layers_for(self, module: torch.nn.Module) -> Sequence[Any]:
-        """Return the layers there are for a module, whatever the device; empty for most modules."""
+        """Return the layers that exist for a module, whatever the device; empty for most modules."""
 
     @abstractmethod
     def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> Layer | Declined:
-        """Return the layer for a call of a module on a device; Declined with the reason where there is none."""
+        """Return the layer for a call of a module on a device; Declined with the reason if there is none."""
 
     @abstractmethod
     def override(
@@ -199,5 +199,5 @@ class ModuleExecutor(Executor, ABC):
         *,
         training: bool,
     ) -> ModuleOverride:
-        """Return a layer for a call of a module. call: its arguments, with a TensorSlot in the place of each tensor.
-        names, shapes: of the tensors that it takes."""
+        """Return a layer for a call of a module. call: its arguments, with a TensorSlot for each tensor.
+        names, shapes: of its tensors."""

@@ -1,4 +1,4 @@
-"""The executors that forge.jit knows by name, in the order in which they are asked."""
+"""The executors that forge.jit knows by name, in order of priority."""
 
 import difflib
 import importlib
@@ -43,8 +43,8 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
     """Return executors, in order.
 
     Args:
-        executors: Names or executors; None is the available ones of the default order, or of those that the environment
-            variable FORGE_EXECUTORS names ("hub,torch").
+        executors: Names or executors; None is the available ones of the default order, or of those in the environment
+            variable FORGE_EXECUTORS ("hub,torch").
 
     Raises:
         ValueError: The sequence is empty, or has an unknown name or two executors of one name.
@@ -52,7 +52,7 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
     """
     if executors is None:
         setting = os.environ.get("FORGE_EXECUTORS")
-        known_executors()  # of which some are the default ones
+        known_executors()  # registers the default ones
         order = [name.strip() for name in setting.split(",")] if setting else _default_order
         return [executor for executor in map(_by_name, order) if executor.is_available()]
     check_list(executors, "forge.jit: executors", "names or executors")
@@ -95,11 +95,11 @@ def _resolve(executor: str | Executor) -> Executor:
     return executor
 
 
-_LISTED = 100  # names that are told of what is known
+_LISTED = 100  # the most known names in a message
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    """Return "unknown executor 'trch'; did you mean 'torch'? known: …", without the choices where those are many."""
+    """Return "unknown executor 'trch'; did you mean 'torch'? known: …", without the choices if those are many."""
     names = sorted(choices)
     near = difflib.get_close_matches(name, names, n=3)
     hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -1,8 +1,8 @@
 """Inductor, torch's own compiler of kernels, as the default fusion executor on CPUs and CUDA devices.
 
-It takes what torch's function for a call runs as aten operators that Inductor writes loops for; matrix products,
+It accepts calls whose torch functions run aten operators that Inductor lowers to loops; matrix products,
 convolutions, attention and random numbers stay torch's, but for products that are measured (`Products`). Importing
-Inductor takes a second, so that it is done when a program is first compiled.
+Inductor takes a second, so it is imported when a program is first compiled.
 """
 
 import functools
@@ -58,7 +58,7 @@ class InductorExecutor(FusionExecutor):
 
     strided = True
     boxed = True
-    whole_program = False  # takes calls that Inductor hands to torch's kernels, too
+    whole_program = False  # accepts calls that Inductor passes to torch's kernels, too
 
     def __init__(self, name: str, *, eager_numerics: bool = False) -> None:
         """Make an executor. eager_numerics: each value of a region is rounded to its dtype, as in eager."""
@@ -87,8 +87,8 @@ class InductorExecutor(FusionExecutor):
         )
 
     def identity(self) -> str | Declined:
-        """Return a key of all that Inductor's code depends on: its settings, its compilers, the number of threads, its
-        rounding."""
+        """Return a key of everything that Inductor's code depends on: its settings, its compilers, the number of
+        threads, its rounding."""
         if _compiles() and _module("compile_wait").has_failed():
             return decline("Inductor could not compile a region")
         config = importlib.import_module("forge.torch_internals.inductor.config").inductor_config
@@ -112,7 +112,7 @@ class InductorExecutor(FusionExecutor):
     def compile_ahead_of_time(
         self, program: Trace, claimed: Sequence["ClaimedCall"], weights: Mapping[str, torch.Tensor], *, alone: bool
     ) -> list[str] | Declined:
-        """Return the paths of the files of an AOTInductor package of a claimed program, or Declined where there is
+        """Return the paths of the files of an AOTInductor package of a claimed program, or Declined if there is
         none. alone: the package holds the weights, by name, which are inputs of the program."""
         return _module("ahead_of_time").compile_program(
             program, claimed, weights, alone=alone, eager_numerics=self.eager_numerics
@@ -122,7 +122,7 @@ class InductorExecutor(FusionExecutor):
         return _OutOfProcess(eager_numerics=self.eager_numerics)
 
     def product_executor(self) -> ProductExecutor | None:
-        if self.eager_numerics:  # whose products are rounded before anything follows
+        if self.eager_numerics:  # whose products are rounded before any epilogue
             return None
         if self._products is None:
             self._products = Products(f"{self.name}-products", self)
@@ -191,7 +191,7 @@ _is_pointwise = CanFuseCache(lambda bound: _module("operators").is_pointwise(bou
 
 class WholeProgram(InductorExecutor):
     """A program as one artifact, in which C++ calls all kernels, matrix products and attention included: for programs
-    whose overhead per call exceeds their compute. It takes longest to compile, so that it runs only if it is named."""
+    whose overhead per call exceeds their compute. It takes longest to compile, so that it is used only on request."""
 
     whole_program = True
 
@@ -203,14 +203,14 @@ class WholeProgram(InductorExecutor):
 
 
 class Products(ProductExecutor):
-    """Matrix products with the pointwise calls that follow them, by the template that Inductor's search finds: kernels
+    """Matrix products with pointwise epilogues, by the template that Inductor's search selects: kernels
     in Triton on a GPU, in C++ on a CPU."""
 
     strided = True
     boxed = True
 
     def __init__(self, name: str, executor: InductorExecutor) -> None:
-        """Make an executor. executor: takes the calls that follow."""
+        """Make an executor. executor: accepts the calls of epilogues."""
         super().__init__(name)
         self._executor = executor
         self._decisions = CanFuseCache(_decide_product)
@@ -249,10 +249,10 @@ class _OutOfProcess(WholeProgram):
         return compilation
 
     def finish(self) -> Mapping[Callable, Callable | Declined]:
-        return {}  # nobody waits: `is_ready` is asked
+        return {}  # nothing waits: `is_ready` is polled
 
     def dump(self, function: Any) -> bytes | Declined:
-        if not function.on_cpu:  # a process would wait for it longer than for compiling the smaller regions
+        if not function.on_cpu:  # waiting for a process would take longer than compiling the smaller regions
             return decline("larger regions on a GPU load slowly")
         return super().dump(function.function)
 
@@ -270,7 +270,7 @@ class _Checks(InductorExecutor):
     checks_regions = True
 
     def prepare(self) -> None:
-        pass  # no processor is asked about
+        pass  # no CPU is probed
 
     def identity(self) -> str | Declined:
         return "regions run by torch's operators"
@@ -286,7 +286,7 @@ class _Checks(InductorExecutor):
 
 
 class _RegionChecks(_Checks):
-    """Regions as Inductor is given them."""
+    """Regions in the form that Inductor compiles."""
 
     def __init__(self, executor: InductorExecutor) -> None:
         super().__init__(executor.name, eager_numerics=executor.eager_numerics)
@@ -315,7 +315,7 @@ class _RegionChecks(_Checks):
 
 
 class _CheckingOutOfProcess(_Checks, _OutOfProcess):
-    """Whole programs that are described for another process, and run and checked in this one."""
+    """Whole programs that are serialized for another process, and run and checked in this one."""
 
     def fuse(self, region: Trace) -> Callable | Declined:
         compilation = _module("lower").compile_region_in_worker(region, _module("checking").CheckedProgram)
@@ -332,7 +332,7 @@ def _devices() -> list[str]:
 
 @functools.cache
 def _can_compile_for(device: str) -> bool:
-    """Return whether there is a compiler for the device's kernels; a notice where there is none."""
+    """Return whether there is a compiler for the device's kernels; log a notice if there is none."""
     if device == "cpu":
         has_compiler = any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"]))
         missing = "no C++ compiler was found (g++ or clang++, or what CXX names)"

@@ -1,4 +1,4 @@
-"""Whole programs as AOTInductor packages, which C++ and Python run by torch alone."""
+"""Whole programs as AOTInductor packages, which C++ and Python run with torch alone."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ _NAMESPACES = ("aten", "prims", "prim", "_operator", "math")
 
 
 def _find_obstacle(claimed: Sequence[ClaimedCall]) -> Declined | None:
-    """Return why a program is no package: a call of it that torch alone does not run; None where it is one."""
+    """Return why a program cannot be a package: a call that torch alone does not run; None if it can."""
     for each in claimed:
-        if each.fuser is not None or each.bound.symbol is prims.copy_:  # as inputs and buffers are written to
+        if each.fuser is not None or each.bound.symbol is prims.copy_:  # as for writes to inputs and buffers
             continue
         for call in each.calls:
             tag = next((tag for tag in _NEVER if tag in call.all_tags), None)
@@ -60,7 +60,7 @@ def compile_program(
     alone: bool,
     eager_numerics: bool,
 ) -> list[str] | Declined:
-    """Return the paths of the files of the package, or Declined with the reason why there is none.
+    """Return the paths of the files of the package, or Declined with the reason if there is none.
 
     weights: by name, the inputs that become constants. alone: the package holds them. eager_numerics: each value of
     half precision is rounded to its dtype.
@@ -92,7 +92,7 @@ def _check_operators(graph: torch.fx.GraphModule) -> None:
 
 
 def _writes_to_input(node: torch.fx.Node) -> bool:
-    """Return whether a node gives an input its final value."""
+    """Return whether a node writes an input's final value."""
     destination = node.args[0]
     return (
         node.target is aten.copy_.default and isinstance(destination, torch.fx.Node) and destination.op == "placeholder"
@@ -102,7 +102,7 @@ def _writes_to_input(node: torch.fx.Node) -> bool:
 def _bind_inputs(
     graph: torch.fx.GraphModule, program: Trace, example_inputs: list[Any], weights: Mapping[str, torch.Tensor]
 ) -> list[Any]:
-    """Make weights attributes of the graph, and read sizes from its tensors; return the stand-ins that are left."""
+    """Make weights attributes of the graph, and read sizes from its tensors; return the remaining fake inputs."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     inputs = list(zip(placeholders, program.inputs, example_inputs, strict=True))
     remainder = [each for _, proxy, each in inputs if proxy.name not in weights and not isinstance(proxy, NumberProxy)]

@@ -1,10 +1,10 @@
-"""Artifacts of Inductor for another process: the module that Inductor generated, and where its kernels lie.
+"""Artifacts of Inductor for another process: the module that Inductor generated, and the paths of its kernels.
 
 Inductor's own folder has the compiled kernels of a CPU region, as shared objects; they are found there by path and
-hash, and the module is run without what it would spend on finding them itself: Inductor's lowerings, which it imports
-for regions that call none, and a look at what the processor can do. Where one is missing, Inductor loads the module as
-it was, and compiles. So it does for a GPU, whose kernels come from Triton's own folder. Where one is another file than
-it was, it is deleted, since Inductor loads what is there, and the program is compiled again.
+hash, and the module is run without the time that Inductor takes to find them: its lowerings, which it imports
+for regions that call none, and a probe of the CPU's features. If one is missing, Inductor loads the module
+unchanged, and compiles. So it does for a GPU, whose kernels come from Triton's own folder. If one has another hash,
+it is deleted, since Inductor would load it, and the program is recompiled.
 
 `torch._inductor.standalone_compile` costs more: see ALTERNATIVES of forge/torch_internals/patch.py.
 
@@ -32,12 +32,12 @@ from forge.torch_internals.inductor.codecache import (
 )
 from forge.torch_internals.inductor.config import inductor_config
 
-_UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for those who run the module by itself
+_UNUSED = frozenset({"get_args", "benchmark_compiled_module"})  # for running the module by itself
 _artifacts: "weakref.WeakKeyDictionary[Callable, ArtifactRecord | _SerializedArtifact]" = weakref.WeakKeyDictionary()
 
 
 class ArtifactRecord:
-    """The serializable parts of an artifact. strides: those of the results where Inductor's differ."""
+    """The serializable parts of an artifact. strides: those of the results if Inductor's differ."""
 
     def __init__(self, graph: Any, strides: Strides) -> None:
         self.source: str | None = getattr(graph, "source_code", None)
@@ -47,7 +47,7 @@ class ArtifactRecord:
         self.strides = strides
 
     def dump(self) -> bytes | Declined:
-        """Return the bytes that `dump` gives."""
+        """Serialize the parts to bytes."""
         if self.source is None:
             return decline("the source of a region is not known")
         if self.reason is not None:
@@ -65,7 +65,7 @@ class ArtifactRecord:
 
 
 def _find_obstacle(graph: Any) -> str | None:
-    """Return why an artifact is this process's only."""
+    """Return why an artifact cannot leave this process."""
     if graph.constants or getattr(graph, "torchbind_constants", None):
         return "Inductor keeps constants for a region"
     if graph.mutated_input_idxs or inductor_config.triton.cudagraphs or wraps_regions(graph):
@@ -78,18 +78,18 @@ def _as_data(strides: Strides) -> list:
 
 
 def keep(function: Callable, graph: Any, strides: Strides) -> None:
-    """Remember what a region's function was made of: `graph` is Inductor's CompiledFxGraph."""
+    """Record the artifact of a region's function: `graph` is Inductor's CompiledFxGraph."""
     _artifacts[function] = ArtifactRecord(graph, strides)
 
 
 def dump(function: Callable) -> bytes | Declined:
-    """Return the bytes from which `load` makes the function."""
+    """Return the bytes from which `load` rebuilds the function."""
     artifact = _artifacts.get(function)
     return decline("the source of a region is not known") if artifact is None else artifact.dump()
 
 
 def dump_artifact(graph: Any) -> bytes | Declined:
-    """Return the bytes from which `load` makes the function of Inductor's CompiledFxGraph."""
+    """Return the bytes from which `load` rebuilds the function of Inductor's CompiledFxGraph."""
     return ArtifactRecord(graph, NO_STRIDES).dump()
 
 
@@ -104,13 +104,13 @@ def load_with_strides(data: bytes, strides: Strides) -> Callable:
 
 
 class _SerializedArtifact:
-    """An artifact that was dumped already."""
+    """An artifact that was already dumped."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def dump(self) -> bytes:
-        """Return the bytes that `dump` gives."""
+        """Return the dumped bytes."""
         return self._data
 
 
@@ -129,8 +129,8 @@ def load(data: bytes) -> Callable:
 
 
 def files_of(data: bytes) -> dict[str, bytes]:
-    """Return the contents of the shared objects of dumped bytes, by path. Raises OSError where one is not what it
-    was."""
+    """Return the contents of the shared objects of dumped bytes, by path. Raises OSError if one has
+    changed."""
     contents = {}
     for path, digest, _ in json.loads(data)["kernels"].values():
         contents[path] = Path(path).read_bytes()
@@ -140,7 +140,7 @@ def files_of(data: bytes) -> dict[str, bytes]:
 
 
 def with_files(data: bytes, paths: Mapping[str, str]) -> bytes:
-    """Return dumped bytes whose shared objects are in other places."""
+    """Return dumped bytes whose shared objects are at other paths."""
     fields = json.loads(data)
     fields["kernels"] = {
         name: (paths[path], digest, function) for name, (path, digest, function) in fields["kernels"].items()
@@ -149,8 +149,8 @@ def with_files(data: bytes, paths: Mapping[str, str]) -> bytes:
 
 
 def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
-    """Return whether no shared object is missing. Raises ImportError where one has changed, once all of
-    those are deleted."""
+    """Return whether no shared object is missing. Raises ImportError if some have changed, after these are
+    deleted."""
     digests = {path: digest for path, digest, _ in kernels.values()}
     states = {path: units.state_of(path, digest) for path, digest in digests.items()}
     deleted = [path for path, state in states.items() if state is units.State.DELETED]
@@ -160,9 +160,9 @@ def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
 
 
 def _module(source: str) -> ModuleType:
-    """Return the module as Inductor loads it: what is in a file of its name is rewritten where it is something
-    else."""
-    isa_probe.remember()  # it asks for the processor's instructions, before lower.py is imported
+    """Return the module as Inductor loads it: a file of its name with other contents is
+    rewritten."""
+    isa_probe.remember()  # it queries the CPU's instruction sets, before lower.py is imported
     _, path = PyCodeCache.write(source)
     if Path(path).read_bytes() != source.encode():
         Path(path).unlink()
@@ -170,7 +170,7 @@ def _module(source: str) -> ModuleType:
 
 
 def _call_with_kernels(text: str, kernels: Mapping[str, tuple[str, str, str]]) -> Callable:
-    """Return the module's call with kernels that are there already."""
+    """Return the module's call with kernels that already exist."""
     functions = {
         name: getattr(load_library(path, digest), function) for name, (path, digest, function) in kernels.items()
     }
@@ -196,11 +196,11 @@ def _is_kernel(name: str) -> bool:
 
 
 def _short(source: str, kernels: Mapping[str, Any]) -> str | None:
-    """Return a generated module without the C++ of these kernels, and without what it imports of Inductor and does not
-    use; None for one that compiles others."""
+    """Return a generated module without the C++ of these kernels, and without unused imports of Inductor; None
+    for one that compiles others."""
     statements = [each for each in ast.parse(source).body if not _is_aside(each, kernels)]
     compiler = [each for each in statements if _reads(each, "async_compile")]
-    if len(compiler) > 3:  # more than that it is made, waited for and deleted
+    if len(compiler) > 3:  # more than creating it, waiting for it and deleting it
         return None
     statements = [each for each in statements if each not in compiler]
     read = {node.id for each in statements for node in ast.walk(each) if isinstance(node, ast.Name)}

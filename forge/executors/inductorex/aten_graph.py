@@ -1,4 +1,4 @@
-"""A region as a graph of aten operators, traced on fake tensors, as Inductor compiles it."""
+"""A region as a graph of aten operators, traced on fake tensors, in the form that Inductor compiles."""
 
 import math
 import operator
@@ -40,9 +40,9 @@ HAS_ROW_PRODUCTS, INTERPOLATES = "has row products", "interpolates"  # in a grap
 _COPIES = frozenset({aten._to_copy.default, aten.clone.default, torch.ops.prims.convert_element_type.default})
 _SHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim})
 EXTERN = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution})  # torch's kernels in any case
-FALLBACK = "should_fallback"  # as Inductor's lowerings find it in a node's metadata
+FALLBACK = "should_fallback"  # the key that Inductor's lowerings read in a node's metadata
 _lock = new_lock()
-# indices of known sizes are expanded to a symbolic shape; outside the mode of fake tensors, torch refuses:
+# indices of known sizes are expanded to a symbolic shape; outside the fake mode, torch rejects that:
 # its fake implementation is inside, as that of aten.index is
 fake_impls.op_implementations_dict.setdefault(
     aten._unsafe_index.Tensor, fake_impls.op_implementations_dict[aten.index.Tensor]
@@ -50,7 +50,7 @@ fake_impls.op_implementations_dict.setdefault(
 
 
 def claim_by_torch(calls: list[BoundSymbol]) -> list[BoundSymbol]:
-    """Return the calls as torch's own."""
+    """Claim the calls for torch's functions."""
     trace = Trace("region")
     trace.adopt(calls)
     return claim(trace, resolve_executors(["torch"]))[0].bound_symbols
@@ -69,8 +69,8 @@ def exclusive() -> Iterator[None]:
 
 
 def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Return the region as a graph of aten operators, and the stand-ins for its inputs that it was traced with. rounds:
-    its nodes say which values torch's functions would have rounded."""
+    """Return the region as a graph of aten operators, and the fake inputs that it was traced with. rounds:
+    its nodes record which values torch's functions would have rounded."""
     calls = [(call, True) for call in claim_by_torch(region.bound_symbols)]
     graph, example_inputs = _trace(calls, region, layouts, eager_numerics=eager_numerics)
     for node in graph.graph.nodes:
@@ -81,10 +81,10 @@ def graph_of(region: Trace, layouts: Layouts, *, eager_numerics: bool) -> tuple[
 def graph_of_program(
     program: Trace, claimed: Sequence[ClaimedCall], layouts: Layouts, *, eager_numerics: bool
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """Return a whole program as a graph of aten operators, and the stand-ins for its inputs.
+    """Return a whole program as a graph of aten operators, and its fake inputs.
 
     The calls that Inductor takes into regions become loops. The operators of the others are marked, so that Inductor
-    calls torch's kernels for them, although it has loops for some.
+    calls torch's kernels for them, even if it has loops for them.
     """
     calls = [
         (call, each.fuser is not None)
@@ -108,7 +108,7 @@ def _trace(
     wrap: Callable[[Callable], Callable] = lambda run: run,
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
     """Return the graph of torch's calls, each with whether its operators are decomposed for Inductor's loops. wrap: is
-    applied to the function that is traced."""
+    applied to the traced function."""
     names = program.input_names
     in_loops = True
 
@@ -164,8 +164,8 @@ def _trace(
 
 
 def _leave_to_torch(nodes: Iterable[torch.fx.Node]) -> None:
-    """Mark operators for which Inductor shall call torch's kernels. It has no loops for products and convolutions, and
-    must know of views."""
+    """Mark operators for which Inductor must call torch's kernels. It has no loops for products and convolutions, and
+    must handle views itself."""
     for node in nodes:
         if not isinstance(node.target, OpOverload) or node.target.overloadpacket in EXTERN:
             continue
@@ -175,7 +175,7 @@ def _leave_to_torch(nodes: Iterable[torch.fx.Node]) -> None:
 
 
 def _memory_of(node: torch.fx.Node) -> int | None:
-    """Return the identity of a value's storage; None for a value that is not one tensor."""
+    """Return the identity of a value's storage; None for anything but a single tensor."""
     value = node.meta["val"]
     return storage_id(value) if isinstance(value, torch.Tensor) else None
 
@@ -191,8 +191,8 @@ def results_of(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
-    """Raise NotImplementedError where a decomposition gives another dtype than torch's kernel (block_diag of one empty
-    tensor of another dtype)."""
+    """Raise NotImplementedError if a decomposition's result has another dtype than torch's kernel's (block_diag of one
+    empty tensor of another dtype)."""
     for proxy, node in zip(region.output, results_of(graph), strict=True):
         if isinstance(proxy, TensorProxy):
             dtype = node.meta["val"].dtype
@@ -204,15 +204,15 @@ def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
 
 
 def _canonical_size(value: Any) -> Any:
-    """Return a size by the symbol that stands for it now. Inductor defines the symbol that it was made with, which
-    a guard may have replaced since: two inputs that turned out to have one size have two symbols, of which one is
+    """Return a size by its current symbol. Inductor defines the original symbol of a size, which
+    a guard may have replaced since: two inputs of equal size have two symbols, of which one is
     used."""
     if not isinstance(value, torch.SymInt):
         return value
     return value.node.shape_env.create_symintnode(value.node.expr, hint=value.node.hint)
 
 
-# functions that make_fx calls with all of a number's terms, and the operator of two that Inductor knows
+# functions that make_fx calls with all of a number's terms, and the binary operator that Inductor knows
 _OF_TWO: dict[Any, Callable] = {add: add, mul: mul}
 _OF_TWO |= {
     several: two
@@ -222,7 +222,7 @@ _OF_TWO |= {
 
 
 def _of_two(node: torch.fx.Node) -> None:
-    """Make a sum, product, maximum or minimum of several lengths one of two at a time."""
+    """Split a sum, product, maximum or minimum of several sizes into binary ones."""
     *others, last = node.args
     graph, of_two = node.graph, _OF_TWO[node.target]
     with graph.inserting_before(node):
@@ -230,7 +230,7 @@ def _of_two(node: torch.fx.Node) -> None:
     node.target, node.args = of_two, (result, last)
 
 
-# where numbers become elements of the result, by place among the arguments
+# where numbers become elements of the result, by index among the arguments
 _ELEMENTS: dict[Any, int] = {
     aten.clamp_max: 1,
     aten.clamp_min: 1,
@@ -241,7 +241,7 @@ _ELEMENTS: dict[Any, int] = {
 
 
 def _round_number(node: torch.fx.Node) -> None:
-    """Round a number that is an element of a result of half precision; Inductor uses it as it is."""
+    """Round a number that is an element of a result of half precision; Inductor does not."""
     place = _ELEMENTS.get(getattr(node.target, "overloadpacket", None), len(node.args))
     if place < len(node.args):
         node.update_arg(place, round_to_half(node.args[place], node.meta["val"].dtype))
@@ -251,10 +251,10 @@ _COMPARISONS = frozenset({torch.eq, torch.ge, torch.gt, torch.le, torch.lt, torc
 
 
 def _round_comparison(function: Callable, args: tuple) -> tuple:
-    """Return the arguments of a call. Where half precision is compared with a number, the number is rounded, as in
+    """Return the arguments of a call. A number compared with half precision is rounded, as in
     torch's kernel.
 
-    Kernels that compare and go on do not round (hardtanh's gradient): the calls of their decompositions are left alone.
+    Kernels that only compare internally do not round (hardtanh's gradient): their decompositions' calls are left alone.
     """
     if function not in _COMPARISONS or not isinstance(args[0], torch.Tensor):
         return args
@@ -262,7 +262,7 @@ def _round_comparison(function: Callable, args: tuple) -> tuple:
 
 
 def round_to_half(number: Any, dtype: torch.dtype) -> Any:
-    """Return a number as rounded to a half-precision dtype; for another argument or dtype, the argument itself."""
+    """Return a number rounded to a half-precision dtype; for another argument or dtype, the argument itself."""
     if isinstance(number, bool) or not isinstance(number, (int, float)) or dtype not in HALVES:
         return number
     with disable_current_modes():
@@ -296,7 +296,7 @@ _ROW_LOOPS: dict[Any, Callable] = {row_product: in_loops, **IN_LOOPS}
 
 # clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor
 # that has no view of that shape. pow: torch's kernel takes the root, whose values of -0.0 and -inf are others.
-# flip: before torch 2.13, Inductor has no index for the dim that a 0-d tensor does not have
+# flip: before torch 2.13, Inductor has no index for the missing dim of a 0-d tensor
 _OWN: dict[Any, Callable] = {
     aten.clamp.default: _clamp,
     aten.flip.default: _flip,
@@ -308,7 +308,7 @@ _OWN: dict[Any, Callable] = {
 
 
 def _fold(node: torch.fx.Node) -> None:
-    """Compute an elementwise function of tensors that hold one number each; Inductor does so without rounding."""
+    """Compute an elementwise function of single-element tensors; Inductor does so without rounding."""
     inputs = node.all_input_nodes
     if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or not inputs or not all(map(_is_uniform, inputs)):
         return
@@ -320,8 +320,8 @@ def _fold(node: torch.fx.Node) -> None:
 
 
 def _share_rows(graph: torch.fx.Graph) -> None:
-    """Write a row that several products read once, and one that is in a GPU's memory already not at all, which would be
-    a launch: as_strided is what has Inductor write it (in_loops)."""
+    """Materialize a row that several products read once, unless it is already in a GPU's memory, which would cost a
+    launch: as_strided makes Inductor write it (in_loops)."""
     writes: dict[tuple[Any, ...], torch.fx.Node] = {}
     for node in graph.nodes:
         if node.target is not aten.as_strided.default or not _only_relabels(node):
@@ -352,9 +352,9 @@ def _one_element(node: torch.fx.Node) -> torch.Tensor:
 
 
 def _only_relabels(node: torch.fx.Node) -> bool:
-    """Return whether as_strided gives a tensor of the same elements other strides where they say nothing: adaptive
-    pooling of an image whose channels lie beside each other ends so, in place."""
-    args: Any = torch.fx.map_arg(node.args, lambda each: each.meta["val"])  # a length may be a node
+    """Return whether as_strided only changes strides that do not matter, of dims of size 1: adaptive
+    pooling of a channels-last image ends so, in place."""
+    args: Any = torch.fx.map_arg(node.args, lambda each: each.meta["val"])  # a size may be a node
     x, shape, strides = args[:3]
     if len(args) > 3 or len(shape) != x.ndim:
         return False
@@ -374,8 +374,8 @@ def is_view(node: torch.fx.Node) -> bool:
 
 
 class _Lengths(PythonReferenceAnalysis):
-    """Computes an expression of lengths with Python's operators, divisions too: for these, torch's gives a new
-    expression, of no length of the graph."""
+    """Evaluator of expressions of sizes with Python's operators, divisions too: torch's division creates a new
+    expression, unrelated to the graph's sizes."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:
@@ -387,7 +387,7 @@ class _Lengths(PythonReferenceAnalysis):
 
 
 def _value(values: dict[str, Any], symbols: dict[Any, torch.SymInt], leaf: Any) -> Any:
-    """Return an argument's value in the graph. An expression of lengths is computed there: make_fx knows a length by
+    """Return an argument's value in the graph. An expression of sizes is computed there: make_fx identifies a size by
     the calls that made it."""
     if isinstance(leaf, torch.SymInt) and symbols.keys() >= leaf.node.expr.free_symbols:
         return sympy_interp(_Lengths, symbols, leaf.node.expr)

@@ -1,16 +1,16 @@
 """forge.jit(check="regions"): regions that torch's operators run, with each promise at their edges checked.
 
-A region goes the way of Inductor's up to its graph of aten operators: the same questions, cuts, lowering, strides and
-symbolic sizes. Then, instead of kernels, there is a function that runs the graph by torch. It costs no compilation, so
-that a whole test suite can run so, and it checks what Inductor's code relies on and does not look at:
+A region follows Inductor's path up to its graph of aten operators: the same queries, partition, lowering, strides and
+symbolic sizes. Then, instead of kernels, a function runs the graph by torch. It costs no compilation, so
+that a whole test suite can run so, and it checks what Inductor's code assumes without checking:
 
-- Inputs and results have the dtypes, shapes, strides and devices that were promised; their memory holds their values.
-- Every size in a promise follows from the region's inputs, and is a number when the region runs.
-- A result shares memory with no input and no other result.
+- Inputs and results have the promised dtypes, shapes, strides and devices; their memory holds their values.
+- Every size in a promise follows from the region's inputs, and is a number at run time.
+- A result aliases no input and no other result.
 
-What nobody has promised is made different from what it is by chance: memory that was never written holds NaN, so does
-the memory of a region's result after its last use, and where the kernel that torch chooses decides the strides of a
-value (attention, convolutions), the value gets others.
+Unspecified behaviour is randomized: uninitialized memory holds NaN, so does the memory of a region's result after its
+last use, and if the kernel that torch selects decides the strides of a value (attention, convolutions), the value gets
+others.
 """
 
 import ast
@@ -59,7 +59,7 @@ class Promise:
 
     @classmethod
     def of(cls, fake: torch.Tensor, strides: Iterable[Any] | None = None) -> "Promise":
-        """Return the metadata of a fake tensor; `strides` take the place of its own."""
+        """Return the metadata of a fake tensor; `strides` replace its own."""
         shape, strides = (tuple(map(_size, each)) for each in (fake.shape, strides or fake.stride()))
         return cls(shape, strides, str(fake.dtype), str(fake.device))
 
@@ -105,9 +105,9 @@ def _value(size: Size, sizes: Mapping[str, int]) -> int:
 class CheckedRegion:
     """A function of one list, which it empties, that runs a graph by torch's operators between two checks.
 
-    code: the graph as fx prints it; scope: qualified names of what it reads. inputs: a Promise for each tensor, an
-    expression for each size. strides: those that results get where the graph gives others. constants:
-    tensors that the graph holds, by name.
+    code: the graph as fx prints it; scope: qualified names of its globals. inputs: a Promise for each tensor, an
+    expression for each size. strides: those of results if the graph's differ. constants:
+    tensors in the graph, by name.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class CheckedRegion:
         return CheckError(f"{reason}; the region computes\n{self.code}", check="regions")
 
     def dump(self) -> bytes | Declined:
-        """Return the JSON from which `load` makes the region."""
+        """Return the JSON from which `load` rebuilds the region."""
         if self.constants:
             return decline("a region holds constants")
         inputs = [asdict(each) if isinstance(each, Promise) else each for each in self.inputs]
@@ -192,7 +192,7 @@ class CheckedRegion:
 
 
 def load(data: bytes) -> CheckedRegion:
-    """Return the region that `CheckedRegion.dump` described."""
+    """Return the region that `CheckedRegion.dump` serialized."""
     fields = json.loads(data)
     results, sizes = fields["strides"]
     inputs = tuple(_promise(each) if isinstance(each, dict) else each for each in fields["inputs"])
@@ -210,7 +210,7 @@ def check_region(
 ) -> CheckedRegion | Declined:
     """Return a region's graph as a function that torch runs; the arguments are those of Inductor's code generator.
 
-    Declined where the graph reads an object that has no name.
+    Declined if the graph reads an object without a name.
     """
     _count_from_inputs(graph.graph)
     for node in list(graph.graph.nodes):
@@ -232,7 +232,7 @@ def check_region(
 
 
 def _count_from_inputs(graph: torch.fx.Graph) -> None:
-    """Have as_strided count from an input's first element, as Inductor's code does, which is given addresses."""
+    """Make as_strided count from an input's first element, as Inductor's code does, which reads by address."""
     inputs = {
         storage_id(node.meta["val"]): node
         for node in graph.find_nodes(op="placeholder")
@@ -251,7 +251,7 @@ def as_strided_of(base: torch.Tensor, x: torch.Tensor, size: Any, stride: Any, s
 
 
 class CheckedProgram:
-    """A whole program as one checked region, in the place of one that another process compiles."""
+    """A whole program as one checked region, in place of one that another process compiles."""
 
     on_cpu = True
 
@@ -263,12 +263,12 @@ class CheckedProgram:
         return self.function(boxed)
 
     def state(self) -> Decision:
-        """Return True where it can be called, Declined otherwise."""
+        """Return True if it can be called, Declined otherwise."""
         return self.function if isinstance(self.function, Declined) else True
 
 
 def _call(forward: Callable, boxed: list[Any]) -> list[torch.Tensor]:
-    # torch's conversions to another dtype give a leaf that requires grad where they are given one, under no_grad too
+    # torch's conversions to another dtype preserve requires_grad of a leaf, under no_grad too
     inputs = [each.detach() if _is_tensor(each) else each for each in boxed]
     boxed.clear()
     with torch.no_grad():
@@ -276,7 +276,7 @@ def _call(forward: Callable, boxed: list[Any]) -> list[torch.Tensor]:
 
 
 def _poison_when_freed(value: torch.Tensor) -> None:
-    """Overwrite a region's result when its memory is freed, so that no code can go on reading it."""
+    """Overwrite a region's result when its memory is freed, so that later reads are detected."""
     storage = value.untyped_storage()
     weakref.finalize(value, _poison_freed, storage, value.dtype).atexit = False
 
@@ -288,7 +288,7 @@ def _poison_freed(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
         return
     with disable_current_modes(), torch.inference_mode():
         size = storage.nbytes() // dtype.itemsize
-        memory: Any = torch.empty(0, dtype=dtype, device=storage.device)  # torch's stubs know typed storages only
+        memory: Any = torch.empty(0, dtype=dtype, device=storage.device)  # torch's stubs only know typed storages
         poison(memory.set_(storage, 0, (size,)))
 
 

@@ -1,8 +1,8 @@
 """Deferred waits for the kernels that Inductor compiles in the background (g++, Triton): one wait for all, at the end.
 
 A module that Inductor generates starts its kernels in other threads or processes and waits for them as it is loaded.
-Here the waits are deferred to `finish`, while forge and Inductor go on with other regions. Call `finish` before the
-first call of an artifact: it returns when no thread's work is left.
+Here the waits are deferred to `finish`, while forge and Inductor proceed with other regions. Call `finish` before the
+first call of an artifact: it returns when all threads are done.
 
 Source: torch._inductor.async_compile.AsyncCompile.wait.
 """
@@ -28,7 +28,7 @@ from forge.torch_internals.inductor.shared_kernels import share_kernels
 
 
 class PendingArtifact:
-    """An artifact and the waits for its kernels. again: compiles it in another way, where there is one."""
+    """An artifact and the waits for its kernels. again: compiles it in another way, if there is one."""
 
     def __init__(self) -> None:
         self.function: Callable | None = None
@@ -36,7 +36,7 @@ class PendingArtifact:
         self.waits: list[tuple[dict[str, Any], Callable[[], None]]] = []
 
     def finish(self) -> Exception | None:
-        """Wait, and return the error where it failed. The modules of a failed artifact are removed from Inductor's
+        """Wait, and return the error if it failed. The modules of a failed artifact are removed from Inductor's
         cache."""
         try:
             for _, wait in self.waits:
@@ -48,9 +48,9 @@ class PendingArtifact:
         return None
 
 
-_this_thread = threading.local()  # started: the artifact that this thread makes
+_this_thread = threading.local()  # started: the artifact that this thread is compiling
 _started: list[PendingArtifact] = []
-_failed: dict[Callable, Callable | Declined] = {}  # with what is called instead, or why nothing is
+_failed: dict[Callable, Callable | Declined] = {}  # with the replacements, or the reasons
 _finishing = threading.Lock()
 _noticed = threading.Lock()
 _log = logging.getLogger("forge.inductor")
@@ -61,7 +61,7 @@ _SECONDS_TO_WRITE = 60
 @contextlib.contextmanager
 def defer_waits() -> Iterator[PendingArtifact]:
     """Defer the waits of the modules that Inductor generates in this thread. The caller sets `function` and keeps it
-    alive; the modules of an artifact without one, whose generation failed, are waited for all the same.
+    alive; the modules of an artifact without one, whose generation failed, are still waited for.
     """
     _this_thread.started = started = PendingArtifact()
     try:
@@ -75,7 +75,7 @@ def defer_waits() -> Iterator[PendingArtifact]:
 @async_compile.wait_for_kernels.provide
 def _defer_wait(wait: Callable[[], None], scope: dict[str, Any]) -> None:
     started: PendingArtifact | None = getattr(_this_thread, "started", None)
-    if started is not None and "__file__" in scope:  # not what is generated to be run now
+    if started is not None and "__file__" in scope:  # unless it is generated to run immediately
         started.waits.append((scope, wait))
     else:
         wait()
@@ -89,8 +89,8 @@ def _build_unit(build: Callable, compiling: AsyncCompile, argtypes: Sequence[str
 
 
 def finish() -> dict[Callable, Callable | Declined]:
-    """Wait until every artifact is complete, and return those that cannot be called, with what is called in their
-    place, or with the reasons."""
+    """Wait until every artifact is complete, and return those that cannot be called, with their replacements or the
+    reasons."""
     failures: list[tuple[PendingArtifact, Exception]] = []
     with _finishing:
         units.start_rest()
@@ -105,7 +105,7 @@ def finish() -> dict[Callable, Callable | Declined]:
                 alone.append(started)
             _started.pop(0)
             progress.advance()
-    if failures:  # the module of one that has none to wait for may be one of those that failed
+    if failures:  # an artifact without waits may share a module with a failed one
         failures += [(each, failures[0][1]) for each in alone]
     for started, error in failures:
         _replace(started, error)
@@ -113,7 +113,7 @@ def finish() -> dict[Callable, Callable | Declined]:
 
 
 def _replace(started: PendingArtifact, error: Exception) -> None:
-    """Compile what failed in another way, where there is one."""
+    """Compile failed artifacts in another way, if there is one."""
     function = started.again() if started.again is not None and started.function is not None else None
     if function is None or isinstance(function, Declined):
         _fail(started.function, error)
@@ -137,8 +137,8 @@ def has_failed() -> bool:
 
 
 def notice(error: Exception) -> None:
-    """Note that Inductor could not build a region; the fusion pass tells the user, as it does of any executor's. What
-    may be the reason is deleted from Inductor's cache, once in a process."""
+    """Record that Inductor could not build a region; the fusion pass warns of it, as for any executor. Possible
+    causes are deleted from Inductor's cache, once per process."""
     reason = in_one_line(error)
     deleted = _delete_empty() if _noticed.acquire(blocking=False) else 0
     if deleted:
@@ -149,7 +149,7 @@ def notice(error: Exception) -> None:
 
 
 def _delete_empty() -> int:
-    """Delete the empty files that a crash or a full disk left in Inductor's cache, and return how many they were.
+    """Delete the empty files that a crash or a full disk left in Inductor's cache, and return their number.
 
     Inductor does not rewrite them, so that it would fail in every later process. A new one may be another process's,
     which is about to write it.
@@ -165,7 +165,7 @@ def _delete_empty() -> int:
 
 
 def _in_child() -> None:
-    """After a fork: the threads that would end the kernels are not there."""
+    """Reset the state after a fork: the threads that would complete the kernels do not exist in the child."""
     global _finishing
     _finishing = threading.Lock()
     for started in _started:
@@ -176,7 +176,7 @@ def _in_child() -> None:
     units.forget()
     shared_kernels.forget()
     clear = getattr(getattr(AsyncCompile, "pool", None), "cache_clear", None)
-    if clear is not None:  # torch makes new threads only if it does not think that they are there
+    if clear is not None:  # torch makes new threads only if it does not assume that they exist
         clear()
 
 

@@ -17,7 +17,7 @@ from forge.torch_internals.fake_tensors import FakeTensorMode
 
 @dataclass(frozen=True)
 class _Reference:
-    """A node by its place in the graph."""
+    """A node by its index in the graph."""
 
     place: int
 
@@ -35,7 +35,7 @@ class _Operator:
         return value
 
 
-ROUNDED = "low_precision_pointwise_barrier"  # as Inductor's lowerings find it in a node's metadata
+ROUNDED = "low_precision_pointwise_barrier"  # the key that Inductor's lowerings read in a node's metadata
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -51,7 +51,7 @@ class PlainGraph:
 
 
 def describe(graph: GraphModule, inputs: list[Layout]) -> PlainGraph:
-    """Return the graph as plain values. Raises NotImplementedError for a tensor that it holds, or another object."""
+    """Return the graph as plain values. Raises NotImplementedError for a tensor or another object in it."""
     places: dict[Node, _Reference] = {}
     calls: list[tuple] = []
     rounded: set[int] = set()
@@ -79,7 +79,7 @@ def describe(graph: GraphModule, inputs: list[Layout]) -> PlainGraph:
 
 
 def rebuild(described: PlainGraph) -> tuple[GraphModule, list[torch.Tensor], FakeTensorMode]:
-    """Return the graph, and stand-ins for its inputs with their mode."""
+    """Return the graph, and fake inputs for it with their mode."""
     graph = Graph()
     nodes = [graph.placeholder(f"input_{index}") for index in range(len(described.inputs))]
 

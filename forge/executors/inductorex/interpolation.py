@@ -1,6 +1,6 @@
-"""Interpolation of images as calls for which Inductor writes loops.
+"""Interpolation of images as calls that Inductor lowers to loops.
 
-torch's own decompositions give an image in rows and copy it where its channels are beside each other. Values read here
+torch's own decompositions return a row-major image and copy it if it is channels-last. Values read here
 have the strides of the image, and nothing is copied.
 
 Source: aten/src/ATen/native/UpSample.h.
@@ -14,7 +14,7 @@ import torch
 from forge.ir import Dim
 
 aten = torch.ops.aten
-Taps = list[tuple[torch.Tensor, torch.Tensor]]  # the places in a dim that a value is made of, each with its weight
+Taps = list[tuple[torch.Tensor, torch.Tensor]]  # the indices in a dim that contribute to a value, each with its weight
 _A = -0.75  # of the cubic convolution
 
 
@@ -65,7 +65,7 @@ def _interpolate(
 
 
 def _read(x: torch.Tensor, indices: list[torch.Tensor]) -> torch.Tensor:
-    """Return the elements of an image at `indices` of its dims, in channels-last where the image is."""
+    """Return the elements of an image at `indices` of its dims, in channels-last if the image is."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     if x.ndim not in formats or x.is_contiguous() or not x.is_contiguous(memory_format=formats[x.ndim]):
         return aten._unsafe_index(x, [None, None, *indices])

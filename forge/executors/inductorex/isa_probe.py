@@ -1,8 +1,8 @@
-"""Inductor's probes of the processor's instruction sets, in a thread while the first program is captured.
+"""Inductor's probes of the CPU's instruction sets, in a thread while the first program is captured.
 
-Before its first C++ kernel, Inductor has the compiler build a library for each instruction set that the processor may
-have, and another process load it: ten of them, which take seconds, once more in every process. Here a thread waits for
-them meanwhile, and a probe that succeeded once is stored for later processes, those that compile for this one included.
+Before its first C++ kernel, Inductor has the compiler build a library for each instruction set that the CPU may
+have, and another process load it: ten of them, which take seconds, again in every process. Here a thread waits for
+them meanwhile, and a successful probe is recorded for later processes, those that compile for this one included.
 
 Source: torch._inductor.cpu_vec_isa: pick_vec_isa, which caches the answer, and VecISA.check_build, which probes.
 """
@@ -27,9 +27,9 @@ from forge.support.machine import processor
 
 @functools.cache
 def ask() -> threading.Thread | None:
-    """Start the probes, and return their thread; None where Inductor's cache has the answer, or FORGE_BACKGROUND is
+    """Start the probes, and return their thread; None if Inductor's cache has the answer, or FORGE_BACKGROUND is
     0."""
-    with contextlib.suppress(OSError, RuntimeError):  # no room, no threads: who compiles asks
+    with contextlib.suppress(OSError, RuntimeError):  # no disk space, no threads: the compilation probes
         if is_background_enabled() and not marker_path().exists():
             thread = threading.Thread(target=_ask, name="forge-ahead")
             thread.start()
@@ -45,7 +45,7 @@ def wait() -> None:
 
 
 def marker_path() -> Path:
-    """Return the file whose existence says that the probes of these versions are done."""
+    """Return the file whose existence marks the probes of these versions as done."""
     return _cache() / f"forge-{torch.__version__}-{Path(_compiler()).name}"
 
 
@@ -57,7 +57,7 @@ def remember() -> None:
 
     @functools.wraps(check)
     def check_build(isa: Any, code: str) -> bool:
-        with contextlib.suppress(OSError):  # no room, or not writable: it is asked
+        with contextlib.suppress(OSError):  # no disk space, or not writable: it is probed again
             marker = _answer(isa.build_arch_flags(), code)
             if marker.exists():
                 return True
@@ -88,7 +88,7 @@ def _cache() -> Path:
 
 
 def _ask() -> None:
-    with processes.no_fork, contextlib.suppress(Exception):  # who compiles asks again, and says what is wrong
+    with processes.no_fork, contextlib.suppress(Exception):  # the compilation probes again, and reports the error
         remember()
         importlib.import_module("forge.torch_internals.inductor.cpu").cpu_vec_isa.pick_vec_isa()
         marker_path().touch()

@@ -1,4 +1,4 @@
-"""Artifacts of Inductor, of regions.
+"""Compilation of regions to Inductor's artifacts.
 
 Source: torch._inductor.compile_fx.compile_fx_inner, which compiles a graph of aten operators on fake tensors.
 """
@@ -66,7 +66,7 @@ from forge.torch_internals.versions import TORCH
 aten = torch.ops.aten
 _log = logging.getLogger("forge.inductor")
 # strides and devices are known from the trace; partitions serve CUDA graphs, and cost a call each time; a kernel that
-# reduces rows and columns at once leaves results unwritten that lie in another one's memory (torch's issue 193061)
+# reduces rows and columns at once leaves results unwritten that alias another one's memory (torch's issue 193061)
 _OFF = ("size_asserts", "alignment_asserts", "graph_partition", "triton.mix_order_reduction")
 _SETTINGS = {name: False for name in _OFF if hasattr(inductor_config, name)}
 _SEARCH = {
@@ -75,15 +75,15 @@ _SEARCH = {
         "max_autotune_gemm": True,
         "max_autotune_gemm_backends": "ATEN,TRITON,CPP",
         "autotune_num_choices_displayed": 0,  # a table on stderr
-        "max_autotune_report_choices_stats": False,  # which the table has
+        "max_autotune_report_choices_stats": False,  # part of that table
     }.items()
     if hasattr(inductor_config, name)
 }
-# a value of an interpolated image is a long expression of 4 to 16 values, which Inductor would else write to memory in
-# float32, half made, before what reads it
+# a value of an interpolated image is a long expression of 4 to 16 values, which Inductor would otherwise write to
+# memory in float32, half computed, before its consumer
 _LONG_EXPRESSIONS = {"realize_opcount_threshold": 200, "realize_acc_reads_threshold": 32}
 _FEW_LAUNCHES = {"combo_kernels": True}  # independent kernels of one step are one launch
-# plainer code for a GPU, where Inductor's own or Triton failed: loops over rows, and no analysis of reads
+# simpler code for a GPU, if Inductor's own or Triton failed: loops over rows, and no analysis of reads
 _PLAIN = {
     name: False
     for name in ("triton.persistent_reductions", "triton.coalesce_tiling_analysis")
@@ -104,12 +104,12 @@ def compile_region(
     eager_numerics: bool = False,
     is_plain: bool = False,
 ) -> Callable | Declined:
-    """Return a function of one list, the region's inputs, that returns its outputs. Declined where Inductor fails, with
-    the error unless it is a NotImplementedError that says what Inductor is known not to do.
+    """Return a function of one list, the region's inputs, that returns its outputs. Declined if Inductor fails, with
+    the error unless it is a NotImplementedError for a known limitation of Inductor's.
 
     codegen: makes the function of the lowered graph; Inductor by default. eager_numerics: each value of half precision
-    is rounded to its dtype, as torch's functions do. is_plain: by plainer code, as a region of a GPU is compiled again
-    that failed.
+    is rounded to its dtype, as torch's functions do. is_plain: use simpler code, to recompile a failed GPU
+    region.
     """
     again = partial(compile_region, region, whole_program=whole_program, eager_numerics=eager_numerics, is_plain=True)
     generated = codegen or partial(generate, settings=_PLAIN if is_plain else {}, again=None if is_plain else again)
@@ -136,7 +136,7 @@ def compile_region(
             plain = again()
             if not isinstance(plain, Declined):
                 return plain
-        if codegen is not generate_product and not is_plain:  # whose parts run, as fast as they were measured
+        if codegen is not generate_product and not is_plain:  # whose parts run instead, as fast as they were measured
             compile_wait.notice(error)
         return decline(f"Inductor failed: {in_one_line(error)}", error=error)
 
@@ -151,10 +151,10 @@ def generate(
     settings: Mapping[str, Any] = MappingProxyType({}),
     again: Callable[[], Callable | Declined] | None = None,
 ) -> Callable:
-    """Return Inductor's artifact of a graph; `example_inputs` are stand-ins for its inputs, of the mode `fake`.
+    """Return Inductor's artifact of a graph; `example_inputs` are its fake inputs, of the mode `fake`.
 
-    strides: those that results get where the graph gives others. whole_program: C++ calls all kernels. settings:
-    Inductor's. again: makes the function in another way, where a kernel for a GPU cannot be built.
+    strides: those of results if the graph's differ. whole_program: C++ calls all kernels. settings:
+    Inductor's. again: makes the function in another way, if a kernel for a GPU cannot be built.
     """
     isa_probe.wait()
     with compile_wait.defer_waits() as started:
@@ -169,14 +169,14 @@ def generate(
 
 
 def _waits_for_launches(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> bool:
-    """Return whether a graph's kernels take about as long as it takes to launch them: on a GPU, with one row of hidden
+    """Return whether a graph's kernels take about as long as their launches: on a GPU, with one row of hidden
     states."""
     are_static = not any(isinstance(each, torch.SymInt) for each in example_inputs)
     return HAS_ROW_PRODUCTS in graph.meta and are_static and any(map(is_on_gpu, example_inputs))
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Return whether a tensor, or what stands in for one, is on a GPU."""
+    """Return whether a tensor, or a fake one, is on a GPU."""
     return isinstance(value, (torch.Tensor, TensorProxy)) and value.device.type == "cuda"
 
 
@@ -188,8 +188,8 @@ def generate_product(
     *,
     whole_program: bool,
 ) -> Callable | Declined:
-    """Return Inductor's artifact of a product with what follows it, by the template that is fastest in Inductor's
-    search; Declined where that is torch's kernel. The search runs kernels, so no wait for one is deferred."""
+    """Return Inductor's artifact of a product and its epilogue, by the fastest template of Inductor's
+    search; Declined if that is torch's kernel. The search runs kernels, so no wait for one is deferred."""
     isa_probe.wait()
     compiled = compile_graph(graph, example_inputs, fake, whole_program=whole_program, settings=_SEARCH)
     if _TORCHS_PRODUCT.search(compiled.source_code):
@@ -208,7 +208,7 @@ def compile_region_in_worker(
 ) -> Any | Declined:
     """Compile a whole program in another process, as `compile_region` does; the result can be called once complete.
 
-    start: is given the described graph, and the strides of results where the graph gives others.
+    start: takes the serialized graph, and the strides of results if the graph's differ.
     """
     try:
         layouts = Layouts(region.inputs, shared=False)
@@ -226,7 +226,7 @@ def compile_region_in_worker(
 
 
 def _other_strides(graph: torch.fx.GraphModule, region: Trace, example_inputs: list[Any]) -> Strides:
-    """Return the strides that torch gives results where a decomposition gives others."""
+    """Return torch's strides of the results if a decomposition's differ."""
     actual = [tuple(node.meta["val"].stride()) for node in results_of(graph)]
     expected = {
         index: proxy.strides for index, proxy in enumerate(region.output) if not same(actual[index], proxy.strides)
@@ -235,8 +235,9 @@ def _other_strides(graph: torch.fx.GraphModule, region: Trace, example_inputs: l
 
 
 def _precision(graph: torch.fx.GraphModule) -> dict[str, bool]:
-    """Inductor computes in float32 what is of half precision, which is within the rounding of its calls; but a program
-    that converts to a narrower dtype and back asks for the rounding itself, and a graph may say what is rounded."""
+    """Return the settings for rounding. Inductor computes half precision in float32, within the rounding of its calls;
+    but a program that converts to a narrower dtype and back needs the rounding itself, and a graph may mark rounded
+    values."""
     rounded = [node for node in graph.graph.nodes if _is_narrowing(node) and _is_widened(node)]
     if TORCH < (2, 13) and any(node.meta["val"].device.type == "cpu" for node in rounded):
         raise NotImplementedError("before torch 2.13, its C++ forgets the rounding of a conversion there and back")
@@ -244,12 +245,12 @@ def _precision(graph: torch.fx.GraphModule) -> dict[str, bool]:
 
 
 def _is_marked(graph: torch.fx.GraphModule) -> bool:
-    """Return whether a graph says which of its values are rounded."""
+    """Return whether a graph marks rounded values."""
     return any(node.meta.get(ROUNDED) for node in graph.graph.nodes)
 
 
 def _is_widened(node: torch.fx.Node) -> bool:
-    """Return whether a call of its, or of a view of it, converts a value to a wider dtype."""
+    """Return whether a user of a node, or of a view of it, converts its value to a wider dtype."""
     wider = (_is_conversion(user) and _width(user) > _width(node) for user in node.users)
     return any(wider) or any(is_view(user) and _is_widened(user) for user in node.users)
 
@@ -267,8 +268,8 @@ def _width(node: torch.fx.Node) -> int:
 
 
 def _size_binding(example_inputs: list[Any]) -> dict[str, bool]:
-    """Return the settings with which Inductor reads lengths from tensors: since torch 2.14, it reads one that is no
-    input of its own only where it asserts sizes, and from an empty tensor never."""
+    """Return the settings with which Inductor reads sizes from tensors: since torch 2.14, it reads one that is not an
+    input only if it asserts sizes, and never from an empty tensor."""
     sizes = {each.node.expr for each in example_inputs if isinstance(each, torch.SymInt)}
     shapes = [each.shape for each in example_inputs if isinstance(each, torch.Tensor)]
     read = {symbol for shape in shapes for size in shape for symbol in _symbols_of(size)}
@@ -284,10 +285,10 @@ def _symbols_of(size: Dim) -> set[Any]:
 
 
 def _not_in_its_key(graph: torch.fx.GraphModule, example_inputs: list[Any], fake: FakeTensorMode) -> tuple:
-    """Return the parts of a graph that Inductor compiles for and leaves out of its cache key: which nodes round, the
-    default dtype (torch 2.11), the bounds of lengths that values decide, which it asserts and simplifies by, the
-    symbols that its code defines, and what the program knows of lengths: another that took the graph from the cache
-    would guard all of that."""
+    """Return the parts of a graph that Inductor compiles for and omits from its cache key: which nodes round, the
+    default dtype (torch 2.11), the bounds of data-dependent sizes, which it asserts and simplifies by, the
+    symbols that its code defines, and the program's facts about sizes: another program that took the graph from the
+    cache would guard all of these."""
     assert fake.shape_env is not None
     ranges = fake.shape_env.var_to_range
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(example_inputs))
@@ -303,7 +304,7 @@ def _not_in_its_key(graph: torch.fx.GraphModule, example_inputs: list[Any], fake
 
 
 def _length_guards(example_inputs: list[Any], environment: ShapeEnv) -> str | None:
-    """Return the guards of the lengths that a graph is given, as Inductor keeps them with what it compiled."""
+    """Return the guards of a graph's size inputs, as Inductor stores them with its code."""
     lengths = [each for each in example_inputs if isinstance(each, torch.SymInt) and not free_unbacked_symbols(each)]
     if not lengths:
         return None
@@ -312,7 +313,7 @@ def _length_guards(example_inputs: list[Any], environment: ShapeEnv) -> str | No
 
 @accuracy.needs_chunks.provide
 def _needs_chunks(ask: Callable[[], bool]) -> bool:
-    """Return torch's answer; True where it differs from size to size."""
+    """Return torch's answer; True if it depends on the size."""
     try:
         return ask()
     except UnresolvedSymInt:
@@ -327,8 +328,8 @@ def compile_graph(
     whole_program: bool,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> CompiledFxGraph:
-    """Return Inductor's artifact of a graph that returns a list; `example_inputs` are stand-ins of the mode `fake` for
-    its inputs. whole_program: C++ calls all of its kernels. settings: Inductor's, for this graph."""
+    """Return Inductor's artifact of a graph that returns a list; `example_inputs` are its fake inputs, of the mode
+    `fake`. whole_program: C++ calls all of its kernels. settings: Inductor's, for this graph."""
     with _compiling(graph, example_inputs, fake, whole_program=whole_program, settings=settings):
         compiled = compile_fx_inner(graph, example_inputs, is_inference=True, cpp_wrapper=whole_program)
     assert isinstance(compiled, CompiledFxGraph)
@@ -338,7 +339,7 @@ def compile_graph(
 def compile_package(
     graph: torch.fx.GraphModule, example_inputs: list[Any], fake: FakeTensorMode, settings: Mapping[str, Any]
 ) -> list[str]:
-    """Return the paths of the files that AOTInductor makes of a graph, whose weights are attributes of it."""
+    """Return the paths of the files that AOTInductor generates for a graph, whose weights are attributes of it."""
     kernels = [node.target for node in graph.graph.nodes if node.meta.get(FALLBACK)]
     with (
         V.set_aot_compilation(True),

@@ -1,4 +1,4 @@
-"""Choice of the calls for which Inductor writes loops, by the aten operators that torch runs for a call."""
+"""Selection of the calls that Inductor lowers to loops, by the aten operators that torch runs for a call."""
 
 import math
 from typing import Any
@@ -32,9 +32,9 @@ from forge.transforms.makers import innermost
 from forge.transforms.masked_sums import MANY
 
 aten = torch.ops.aten
-_TEMPLATES = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm})  # of these Inductor has templates
+_TEMPLATES = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm})  # for which Inductor has templates
 _TEMPLATE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_POINTWISE = frozenset(  # which torch does not tag so
+_POINTWISE = frozenset(  # which torch does not tag as such
     {
         aten._to_copy,
         aten.elu_backward,
@@ -63,8 +63,8 @@ _TORCHS = frozenset(
         aten.embedding_dense_backward,
     }
 )
-_WRITES = frozenset({aten.native_batch_norm, aten.cudnn_batch_norm})  # the running statistics: no schema says so
-# whose kernels refuse mixtures of dtypes, or give another one than their fake implementations and decompositions
+_WRITES = frozenset({aten.native_batch_norm, aten.cudnn_batch_norm})  # the running statistics, which no schema shows
+# whose kernels reject mixed dtypes, or return another dtype than their fake implementations and decompositions
 _OF_ONE_DTYPE = frozenset(
     {aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.huber_loss, aten.huber_loss_backward}
 )
@@ -91,12 +91,12 @@ _WRONG = frozenset(
         aten.avg_pool3d_backward,
         aten.fractional_max_pool3d,  # its samples are taken in reverse, as those of an image are
         aten.multilabel_margin_loss_forward,  # of a row with fewer targets than classes
-        aten.frexp,  # of a tensor of one value: Inductor folds the call as if it gave one tensor
+        aten.frexp,  # of a tensor of one value: Inductor folds the call as if it returned one tensor
         aten.nextafter,  # of half precision: the next float32, rounded back
         aten._unsafe_masked_index,  # of indices out of range, which torch clamps
         aten._unsafe_masked_index_put_accumulate,
-        aten._grouped_mm,  # of operands without gaps, which its kernel refuses where their rows are unaligned
-        *([aten.searchsorted, aten.bucketize] if TORCH < (2, 13) else []),  # among a part of a tensor (issue 182343)
+        aten._grouped_mm,  # of dense operands, which its kernel rejects if their rows are unaligned
+        *([aten.searchsorted, aten.bucketize] if TORCH < (2, 13) else []),  # within a slice of a tensor (issue 182343)
     }
 )
 # Inductor's vectorized C++ reduces 8-bit integers from a wrong initial value, and does not compile extrema of bools
@@ -127,7 +127,7 @@ _INDEXED = frozenset(
         aten.take,
     }
 )
-# of half precision, Inductor's loops round where torch's kernels do not, or the other way round
+# in half precision, Inductor's loops round where torch's kernels do not, or vice versa
 _ROUNDED_OTHERWISE = frozenset(
     {
         aten._log_softmax,
@@ -161,8 +161,8 @@ _ROUNDED_OTHERWISE = frozenset(
 _ARITHMETIC = frozenset({aten.add, aten.div, aten.mul, aten.rsub, aten.sub})
 # torch's kernels round each step: those for a CPU in float16, those for a GPU in both
 _BY_STEPS = frozenset({aten.sigmoid_backward, aten.tanh_backward})
-_BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a kernel of its own
-# torch's kernels round the numbers that they are given first; that of a division rounds what is divided alone
+_BY_STEPS_ON_A_GPU = frozenset({aten._softmax_backward_data})  # which multiply by the gradient in a separate kernel
+# torch's kernels first round their number arguments; that of a division rounds only the dividend
 _ROUND_NUMBERS = frozenset({aten.add, aten.fmod, aten.remainder, aten.sub, aten.rsub})
 _ROUND_NUMBERS_ON_A_GPU = frozenset({aten.threshold, aten.threshold_backward})
 _EXACT = frozenset(
@@ -183,8 +183,8 @@ _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 
 
 def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bool = False) -> Decision:
-    """Return whether the aten operators of torch's function for a call are ones that Inductor writes loops for; or, as
-    a part of a whole program, ones that it calls. eager_numerics: whether its loops must round where torch's kernels
+    """Return whether Inductor writes loops for the aten operators of torch's function for a call; or, in a
+    whole program, whether it calls them. eager_numerics: whether its loops must round where torch's kernels
     do."""
     if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # attention's state
         return whole_program or decline("the call reads a value that is not a tensor")
@@ -202,7 +202,7 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
         if not (_is_function(operator) if whole_program else _has_loops(operator)):
             return decline(f"{operator} is left to torch")
         if operator.overloadpacket is aten.scalar_tensor and not tensors((bound.args, bound.kwargs)):
-            return decline(f"Inductor's {operator} of a whole number has another dtype")  # where no dtype is given
+            return decline(f"Inductor's {operator} of a whole number has another dtype")  # without an explicit dtype
         if operator.overloadpacket is aten.scalar_tensor and _may_overflow(bound):
             return decline(f"{operator} raises where a number does not fit its dtype")
         if operator.overloadpacket in _INDEXED and _is_on_cpu(bound) and Tag.IN_BOUNDS not in bound.tags:
@@ -229,7 +229,7 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
 
 
 def _adds_many_to_few(bound: BoundSymbol) -> bool:
-    """Return whether a call adds several values to each of a tensor's: atomic additions wait for each other, and each
+    """Return whether a call adds several values to each of a tensor's: atomic additions serialize, and each
     one rounds."""
     for call in innermost(bound):
         if call.symbol is not prims.index_put:
@@ -254,8 +254,8 @@ def _adds_halves_on_gpu(bound: BoundSymbol) -> bool:
 
 
 def is_product(bound: BoundSymbol) -> Decision:
-    """Return whether a call is one matrix product, with views of its operands and result; Declined for one for which
-    Inductor has no template."""
+    """Return whether a call is one matrix product, with views of its operands and result; Declined if Inductor has no
+    template for it."""
     operators = _operators(bound) or ()
     products = [each for each in operators if each.overloadpacket in _TEMPLATES]
     if len(products) != 1 or not all(each in products or _maps_elements(each) for each in operators):
@@ -287,7 +287,7 @@ def _has_no_elements(proxy: TensorProxy) -> bool:
 
 
 def _is_of_known_size(bound: BoundSymbol) -> bool:
-    """Return whether the height and the width of what a call returns are numbers."""
+    """Return whether the height and the width of a call's result are static."""
     return all(isinstance(size, int) for proxy in tensors(bound.output) for size in proxy.shape[-2:])
 
 
@@ -338,13 +338,13 @@ def _rounds_otherwise(bound: BoundSymbol, operator: Any) -> bool:
 
 
 def _is_number_of_another_dtype(proxy: TensorProxy, dtype: torch.dtype) -> bool:
-    """Return whether torch's kernels take a tensor for a number: that they compute with it unrounded."""
+    """Return whether torch's kernels treat a tensor as a number, which they do not round."""
     return proxy.ndim == 0 and proxy.device.type == "cpu" and proxy.dtype not in (dtype, torch.bool)
 
 
 def _rounds_within(node: torch.fx.Node) -> bool:
-    """Return whether a node gives a value of half precision that an operator's decomposition goes on with: torch's
-    kernel, which is one, does not round it."""
+    """Return whether a node is an intermediate half-precision value of an operator's decomposition: torch's single
+    kernel does not round it."""
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype not in HALVES:
         return False
@@ -352,12 +352,12 @@ def _rounds_within(node: torch.fx.Node) -> bool:
 
 
 def _is_exact(node: torch.fx.Node) -> bool:
-    """Return whether a call gives values that it is given, or constants."""
+    """Return whether a call only returns values of its arguments, or constants."""
     return is_view(node) or getattr(node.target, "overloadpacket", None) in _EXACT
 
 
 def _mixes_dtypes(bound: BoundSymbol, operator: Any) -> bool:
-    """Return whether a call's tensors have dtypes that its operator's kernel may refuse."""
+    """Return whether a call's tensors have dtypes that its operator's kernel may reject."""
     dtypes = {proxy.dtype for proxy in tensors(bound.args)}
     if operator.overloadpacket in _NORMS and dtypes in (
         {torch.bfloat16, torch.float32},
@@ -372,7 +372,7 @@ def _is_on_cpu(bound: BoundSymbol) -> bool:
 
 
 def _reduces_bytes(bound: BoundSymbol, operator: Any) -> bool:
-    """Return whether an operator reduces 8-bit integers or bools: a sum those of its result's dtype."""
+    """Return whether an operator reduces 8-bit integers or bools; for a sum, the result's dtype counts."""
     if operator not in _EXTREMA | _SUMS:
         return False
     operand = (bound.args, bound.kwargs) if operator in _EXTREMA else bound.output
@@ -405,7 +405,7 @@ def _operators(bound: BoundSymbol) -> list[Any] | None:
     operators: list[Any] = []
     for call in calls:
         read = [proxy.name for proxy in proxies((call.args, call.kwargs))]
-        inside = not layouts.values.keys() >= set(read)  # a constant that the call's body alone reads
+        inside = not layouts.values.keys() >= set(read)  # a constant that only the call's body reads
         run = None if inside else layouts.run(call)
         if run is None or not run.is_exact:
             return None

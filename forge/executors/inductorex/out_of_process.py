@@ -1,7 +1,7 @@
 """Graphs that other processes compile: a few at a time, with the settings of this one.
 
-A process costs some seconds of its own, once for all graphs that are waiting, but takes nothing from the program that
-runs meanwhile: no time under the interpreter's lock, no thread that a fork would lose.
+A process costs some seconds, once for all waiting graphs, but costs the running program nothing: no time under the
+interpreter's lock, no thread that a fork would lose.
 
 Inductor's own way lacks forge's patches: see ALTERNATIVES of forge/torch_internals/patch.py.
 """
@@ -54,10 +54,10 @@ class Settings:
 
 
 class Compilation:
-    """A graph that is to be compiled; once `state` says so, a function of one list.
+    """A graph that is being compiled; once `state` returns True, a function of one list.
 
-    strides: those that its results are given where the artifact's differ. A compilation that nobody waits
-    for any longer ends.
+    strides: the strides of its results if the artifact's differ. A compilation without remaining
+    waiters ends.
     """
 
     def __init__(self, graph: PlainGraph, strides: Strides) -> None:
@@ -80,7 +80,7 @@ class Compilation:
         return self._function
 
     def state(self) -> Decision:
-        """Return True where it can be called, False while it is being compiled, Declined where that failed."""
+        """Return True if it can be called, False while it is being compiled, Declined if that failed."""
         if self._state is False and self._loading is None:
             _queue.advance()
             result = self._job.result()
@@ -103,7 +103,7 @@ class Compilation:
 
 
 class _Job:
-    """One graph, in a folder of its own, which a worker compiles."""
+    """One graph, in a separate folder, which a worker compiles."""
 
     def __init__(self, data: bytes) -> None:
         self.owner = os.getpid()
@@ -115,7 +115,7 @@ class _Job:
         self._is_done = False
 
     def start(self, worker: "_Worker") -> None:
-        """Have a worker compile it. Raises OSError."""
+        """Pass it to a worker. Raises OSError."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="forge-", ignore_cleanup_errors=True)
             (Path(self._folder.name) / "job").write_bytes(self._data)
@@ -137,10 +137,10 @@ class _Job:
             return decline("the compile process belongs to another process, or was stopped")
         if self.worker is None or self._folder is None:
             return self.failed
-        exit_code = self.worker.returncode  # before the files are looked for: what it wrote is there
+        exit_code = self.worker.returncode  # read before the files are checked: its output is complete
         if not self.is_done and exit_code is None:
             return False
-        if not self.is_done and exit_code == 0:  # it had waited for long, and did not take this one
+        if not self.is_done and exit_code == 0:  # it had been idle, and did not take this one
             self.worker = None
             _queue.put(self)
             return False
@@ -155,14 +155,14 @@ class _Job:
             self._folder.cleanup()
 
     def stop(self) -> None:
-        """End its worker, if it runs there."""
+        """Terminate its worker, if it runs there."""
         self.stopped = True
         if self.owner == os.getpid() and self.worker is not None and not self.is_done:
             self.worker.end()
 
 
 class _Worker:
-    """A process that compiles one job after another, and ends when nothing came for a while. Raises OSError where none
+    """A process that compiles one job after another, and exits after some idle time. Raises OSError if none
     can be started."""
 
     def __init__(self) -> None:
@@ -178,26 +178,26 @@ class _Worker:
 
     @property
     def is_current(self) -> bool:
-        """True if one that is started now would have the same modules and environment."""
+        """True if a new worker would have the same modules and environment."""
         return self._started_as == processes.command_and_environment()
 
     def take(self, folder: str) -> None:
-        """Have it compile the job of a folder. Raises BrokenPipeError where it has ended."""
+        """Send it the job of a folder. Raises BrokenPipeError if it has exited."""
         assert self.process.stdin is not None
         self.process.stdin.write(os.fsencode(f"{folder}\n"))
 
     def printed(self) -> str:
-        """Return what it printed."""
+        """Return its output."""
         self._output.seek(0)
         return self._output.read().decode(errors="replace")
 
     def end(self) -> None:
-        """End it and its compilers."""
+        """Terminate it and its compilers."""
         processes.end(self.process)
 
 
 class _Queue:
-    """The jobs in the order in which they came; half of the processor's cores work for them."""
+    """The jobs in order of arrival; half of the CPU's cores work for them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -210,7 +210,7 @@ class _Queue:
         self.advance()
 
     def advance(self) -> None:
-        """Start what may start now."""
+        """Start the jobs that can start now."""
         with self._lock:
             self._running = {worker: job for worker, job in self._running.items() if worker.returncode is None}
             idle = [worker for worker, job in self._running.items() if job.is_done]
@@ -230,11 +230,11 @@ class _Queue:
             worker = _Worker()
             if not self._start_on(worker, job):
                 job.failed = decline(f"the process ended with {worker.process.wait()}")
-        except OSError as error:  # no room on the disk, no more processes
+        except OSError as error:  # no disk space, no more processes
             job.failed = decline(f"no process could be started: {error}")
 
     def _start_on(self, worker: _Worker, job: _Job) -> bool:
-        """Return whether the worker took the job; one that was idle may have ended."""
+        """Return whether the worker took the job; an idle one may have exited."""
         try:
             job.start(worker)
         except BrokenPipeError:
@@ -243,7 +243,7 @@ class _Queue:
         return True
 
     def stop(self) -> None:
-        """End all."""
+        """Terminate all workers."""
         for job in [*self._waiting, *self._running.values()]:
             job.stopped = True
         for worker in self._running:
@@ -255,7 +255,7 @@ atexit.register(lambda: _queue.stop())
 
 
 def _in_child() -> None:
-    """After a fork: the processes are the parent's."""
+    """Reset the state after a fork: the processes are the parent's."""
     global _queue
     _queue = _Queue()
 

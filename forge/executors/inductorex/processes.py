@@ -12,19 +12,19 @@ import filelock  # noqa: F401  (a fork stops its locks first if it is imported l
 
 from forge.support import child_processes
 
-# Before a fork, what was registered last is called first. filelock, which Inductor's threads use, then stops all who
-# lock: only after those threads are through, so it is imported above.
+# Before a fork, handlers run in reverse order of registration. filelock, which Inductor's threads use, then stops all
+# lock holders: only after those threads are done, so it is imported above.
 no_fork = threading.RLock()  # held by threads that a child would lack: a fork waits for them
 os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)
 
 
 def command_and_environment() -> tuple[list[str], dict[str, str]]:
-    """Return the command and the environment of a worker that is started now."""
+    """Return the command and the environment of a new worker."""
     return child_processes.run_module("forge.executors.inductorex.worker"), child_processes.environment()
 
 
 def start(command: list[str], environment: dict[str, str], output: IO[bytes]) -> subprocess.Popen:
-    """Return a worker, which takes jobs from its standard input; what it prints goes to a file. Raises OSError."""
+    """Start a worker, which takes jobs from its standard input; its output goes to a file. Raises OSError."""
     return subprocess.Popen(
         command,
         bufsize=0,
@@ -38,7 +38,7 @@ def start(command: list[str], environment: dict[str, str], output: IO[bytes]) ->
 
 
 def end(process: subprocess.Popen) -> None:
-    """End it and its compilers, if it runs."""
+    """Terminate it and its compilers, if it runs."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

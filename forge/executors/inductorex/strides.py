@@ -1,4 +1,4 @@
-"""Strides that a region's results get where its code gives others, computed from the region's sizes when it runs."""
+"""Strides of a region's results where its code's differ, computed from the region's sizes at run time."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,8 @@ class Strides(NamedTuple):
 
     @classmethod
     def of(cls, results: Mapping[int, tuple[Dim, ...]], inputs: Sequence[Any]) -> "Strides":
-        """Write strides down; `inputs` are stand-ins for the region's. Raises NotImplementedError for a symbol that no
-        input tells."""
+        """Serialize strides; `inputs` are the region's fake inputs. Raises NotImplementedError for a symbol that no
+        input defines."""
         sizes = sizes_of(inputs)
         read = sorted(set(names(list(results.values()))))
         unknown = [name for name in read if name not in sizes]
@@ -49,11 +49,11 @@ class Strides(NamedTuple):
         return scope["run"]
 
 
-NO_STRIDES = Strides({}, {})  # where the code gives what torch gives
+NO_STRIDES = Strides({}, {})  # the code's strides are torch's
 
 
 def sizes_of(inputs: Sequence[Any]) -> dict[str, str]:
-    """Return for each symbol that a region's inputs tell the expression of `boxed`, their list, that is its value."""
+    """Return, for each symbol that a region's inputs define, the expression of its value in `boxed`, their list."""
     numbers: dict[str, Any] = {f"boxed[{index}]": each for index, each in enumerate(inputs)}
     sizes = {
         f"boxed[{index}].{method}({dim})": size

@@ -1,12 +1,12 @@
 """The C++ kernels of several regions in one shared object.
 
-Each time that it runs, g++ takes most of a second for the header that all kernels include and for linking, and less
-than half a second for a region's kernel. Inductor runs it for each; here, the kernels that are asked for while it runs
-are one translation unit of the next run, each in a namespace of its own. A kernel that cannot be one with others, or
-was in a unit that could not be built, Inductor builds by itself. A note for each kernel has another process find its
+Each run of g++ takes most of a second for the header that all kernels include and for linking, and less
+than half a second for a region's kernel. Inductor runs it for each; here, the kernels requested during a run
+are one translation unit of the next run, each in a separate namespace. A kernel that cannot share a unit, or
+was in a unit that failed to build, is built alone by Inductor. A note for each kernel lets another process find its
 unit; one whose hash differs from the note is deleted and rebuilt.
 
-Six regions on two cores take 6 seconds so, and 13 seconds where Inductor builds each by itself (torch 2.13).
+Six regions on two cores take 6 seconds so, and 13 seconds if Inductor builds each alone (torch 2.13).
 
 Source: torch._inductor.codecache.CppPythonBindingsCodeCache, by whose flags and in whose folder a unit is built.
 """
@@ -40,8 +40,8 @@ _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w+).*$", re.MULTILINE)
 _INCLUDE = "include"
 _MOVABLE = frozenset({_INCLUDE, "pragma"})
 
-# How a unit's functions read what Python gives them. A tensor is where its data is, which a function of torch's tells;
-# Inductor leaves that function's address in a variable of the environment.
+# How a unit's functions read Python's arguments. A torch function returns a tensor's data pointer; Inductor stores
+# that function's address in an environment variable.
 _READING = """
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -119,7 +119,7 @@ class _Kernel:
         self._alone = alone
 
     def result(self) -> Callable:
-        """Return the function; waits until it is built."""
+        """Return the function; wait until it is built."""
         if self.unit is None:
             start_rest()
         try:
@@ -130,7 +130,7 @@ class _Kernel:
 
     @property
     def includes(self) -> list[str]:
-        """The headers that it wants, as lines."""
+        """Its headers, as lines."""
         return [match[0].strip() for match in _DIRECTIVE.finditer(self.source) if match[1] == _INCLUDE]
 
     @property
@@ -143,7 +143,7 @@ class _Kernel:
 
 
 class _Unit:
-    """Kernels that one run of g++ builds, beside the program: it may have to compile the header first."""
+    """Kernels that one run of g++ builds, concurrently with the program: it may have to compile the header first."""
 
     def __init__(self, kernels: Sequence[_Kernel]) -> None:
         self._kernels = {kernel.name: kernel for kernel in kernels}  # no function twice
@@ -153,11 +153,11 @@ class _Unit:
 
     @property
     def is_running(self) -> bool:
-        """True if g++ is at it."""
+        """True while g++ is running."""
         return not self._future.done()
 
     def module(self) -> ModuleType:
-        """Return the module with the functions; waits until it is built. Raises the error of the build."""
+        """Return the module with the functions; wait until it is built. Raises the error of the build."""
         return self._future.result()
 
     def _build(self) -> ModuleType:
@@ -182,12 +182,12 @@ class _CachedUnit:
         self._path = path
 
     def module(self) -> Any:
-        """Return the module with the functions. Raises OSError or ImportError where it cannot be loaded."""
+        """Return the module with the functions. Raises OSError or ImportError if it cannot be loaded."""
         return load_library(self._path, Path(self._path).stem)
 
 
 class _Process:
-    """The kernels of a process: the ones without a unit, the units that g++ compiles, and all other units."""
+    """The kernels of a process: those without a unit, the units that g++ is compiling, and all other units."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -197,7 +197,7 @@ class _Process:
         self._checked: set[str] = set()
 
     def ask(self, kernel: _Kernel) -> None:
-        """Have it built, now or with those that are asked for next. One core is left to who asks."""
+        """Request its build, now or with the next requests. One core is left to the caller."""
         with self._lock:
             kernel.unit = self._units.get(kernel.name) or self._find_cached(kernel.name)
             if kernel.unit is None:
@@ -206,7 +206,7 @@ class _Process:
                     self._start(1)
 
     def start_rest(self) -> None:
-        """Have everything built that was asked for; nothing else is to be done meanwhile."""
+        """Build everything that was requested; the caller has nothing else to do."""
         with self._lock:
             self._start(self._free(get_compile_threads()))
 
@@ -253,18 +253,18 @@ def ask(compiling: AsyncCompile, argtypes: Sequence[str], source: str, inductors
 
 
 def start_rest() -> None:
-    """Have everything built that was asked for."""
+    """Build everything that was requested."""
     _process.start_rest()
 
 
 def forget() -> None:
-    """In a forked child: what is being built, its parent waits for."""
+    """Drop unfinished builds in a forked child: its parent waits for them."""
     global _process
     _process = _Process()
 
 
 def _submit(task: Callable[[], ModuleType]) -> Future:
-    """Run the task in Inductor's thread pool, and return its future; run it in this thread where there is no pool."""
+    """Run the task in Inductor's thread pool, and return its future; run it in this thread if there is no pool."""
     future: Future = Future()
     try:
         result = AsyncCompile.submit(task)
@@ -288,30 +288,30 @@ def _settings() -> list[str]:
 
 
 def _folder() -> Path:
-    """Return the folder of notes: under a kernel's name each has the hash and the path of the unit that holds it."""
+    """Return the folder of notes: a kernel's has the hash and the path of the unit that holds it."""
     return Path(cache_dir()) / "forge-units"
 
 
 def _note(name: str, text: str) -> None:
     note = _folder() / name
     unfinished = note.with_name(f"{name}.{os.getpid()}")
-    with contextlib.suppress(OSError):  # it is built again where it is needed again
+    with contextlib.suppress(OSError):  # it is rebuilt when it is needed again
         note.parent.mkdir(exist_ok=True)
         unfinished.write_text(text)
         unfinished.replace(note)
 
 
 class State(Enum):
-    """Of a shared object."""
+    """State of a shared object."""
 
     WHOLE = 0
     MISSING = 1
-    DELETED = 2  # it was another one than what was built
+    DELETED = 2  # its contents had changed
 
 
 def state_of(path: str, digest: str) -> State:
-    """Return the state of a shared object that had this hash. One that has another is deleted: whoever needs it would
-    load it, as it is there, whatever it does."""
+    """Return the state of a shared object that had this hash. One with another hash is deleted: it would otherwise be
+    loaded, whatever it does."""
     current = hash_of(path)
     if current == digest:
         return State.WHOLE
@@ -323,7 +323,7 @@ def state_of(path: str, digest: str) -> State:
 
 
 def hash_of(path: str) -> str | None:
-    """Return a file's hash; None where it cannot be read."""
+    """Return a file's hash; None if it cannot be read."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:

@@ -1,8 +1,8 @@
 """The process that compiles graphs for another one: `python -m forge.executors.inductorex.worker`.
 
 Each line of its standard input is a folder. It reads FOLDER/job, pickled (PlainGraph, Settings), and writes
-FOLDER/artifact or, where it fails, FOLDER/error: the first line of why. Each file appears whole. It steps aside for
-other processes, and ends when its input does or when nothing came for a while.
+FOLDER/artifact or, if it fails, FOLDER/error: the first line of the reason. Each file is written atomically. It yields
+to other processes, and exits when its input ends or after some idle time.
 """
 
 import os
@@ -20,11 +20,11 @@ from forge.executors.inductorex.lower import compile_graph
 from forge.ir.checks import in_one_line
 
 NICE = 10
-IDLE = 30  # seconds without a job after which it ends
+IDLE = 30  # seconds without a job after which it exits
 
 
 def main() -> None:
-    """Compile what comes."""
+    """Compile jobs from standard input."""
     os.nice(NICE)
     jobs = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # compilers do not read jobs
