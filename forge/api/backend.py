@@ -143,8 +143,7 @@ def _compile(graph: torch.fx.GraphModule, config: Config, handle: JitHandle) -> 
 
 
 def _compose(wraps: Sequence[Callable[[Callable], Callable]]) -> Callable[[Callable], Callable] | None:
-    """Return the function that turns a call of the repeatedly rewritten graph into one of the captured
-    graph."""
+    """Return the function that turns a call of the repeatedly rewritten graph into one of the captured graph."""
     return reduce(lambda outer, inner: lambda call: outer(inner(call)), wraps) if wraps else None
 
 

@@ -95,7 +95,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
             measured once per metadata of the arguments; forge.explain reports the times. A matrix product and the
             pointwise calls after it are measured as one region, too, with the templates of Inductor's max_autotune.
         numerics: "fast" computes bfloat16 and float16 values in float32 within a fused region and rounds the region's
-            results. "eager" rounds every value, so that a region gives the results of torch's functions, except for
+            results. "eager" rounds every value, so that a region returns the results of torch's functions, except for
             the order in which a reduction adds.
         check: "eager" compares the results and gradients of every call and graph with eager, and raises CheckError
             for the first call that differs or overwrites an input; it is slow, and disables the cache and CUDA
@@ -229,8 +229,8 @@ _entries = itertools.count()
 
 
 def _entry(target: Callable) -> Callable:
-    """Return a function to compile with its own code object and name: Dynamo's cache and its
-    limit of recompilations are per code object, and its record of dynamic shapes is per name.
+    """Return a function to compile with its own code object and name: Dynamo's cache and its limit of recompilations
+    are per code object, and its record of dynamic shapes is per name.
 
     Dynamo's guards live as long as the types and modules that they check, and they keep its globals alive: objects
     that must be freed may not be among them. A module is its argument, a function is in its closure. Dynamo's code

@@ -137,7 +137,7 @@ class Writer:
 
 
 class Reader:
-    """Finds or rebuilds described objects. `lines`: those of the user's program, by number."""
+    """Deserializer of an entry's objects. `lines`: those of the user's program, by number."""
 
     def __init__(
         self,

@@ -52,8 +52,8 @@ def dump(
     *,
     second_tier: SecondTier | None,
 ) -> Entry:
-    """Return a program as an entry: its plan, with its executors. graph_constants: numbers of
-    tensors in the graph, which the program takes last.
+    """Return a program as an entry: its plan, with its executors. graph_constants: numbers of tensors in the graph,
+    which the program takes last.
 
     Raises Uncacheable for a program that another process could not run.
     """

@@ -1,8 +1,8 @@
 """torch.autograd.Function in a program: its two bodies are programs, and its call is a composite with that rule.
 
-Dynamo captures the graphs of forward and backward; a directly traced function has the methods themselves.
-Each body is recorded with its own memory, so that its in-place changes are values like any other; the changes of the
-forward's inputs are returned beside its results, and are written to the inputs afterwards.
+Dynamo captures the graphs of forward and backward; a directly traced function has the methods themselves. Each body is
+recorded with its own memory, so that its in-place changes are values like any other; the changes of the forward's
+inputs are returned beside its results, and are written to the inputs afterwards.
 """
 
 import itertools

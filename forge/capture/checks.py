@@ -2,8 +2,8 @@
 those under which Dynamo captured it.
 
 A graph calls a `Check` for each of the program's own, which raises eager's error. For an assumption of Dynamo's
-(torch.zeros(n) assumes that n is not negative), it calls `_assert_scalar`. If such an assumption does not
-hold, the graph runs in eager, where the call in question raises.
+(torch.zeros(n) assumes that n is not negative), it calls `_assert_scalar`. If such an assumption does not hold, the
+graph runs in eager, where the call in question raises.
 """
 
 import inspect
@@ -65,7 +65,7 @@ _OF_TENSORS = frozenset({torch_check_tensor_all, torch_check_tensor_all_with})
 class Check:
     """A check as graphs call it: raises `error` unless the condition, a bool or a tensor of bools, holds.
 
-    message: text, a function of the values that a call is given, or None for torch's own.
+    message: text, a function of the call's further arguments, or None for torch's own.
     """
 
     def __init__(self, error: type[Exception], message: str | Callable[..., str] | None) -> None:

@@ -1,7 +1,7 @@
 """Functions of torch that read values: the substitutes that Dynamo captures for them.
 
-Dynamo runs captured calls on fake tensors, on which these functions fail. A substitute returns results of
-the same shape and dtype without reading values; torchlang maps it to the original function, which is what runs.
+Dynamo runs captured calls on fake tensors, on which these functions fail. A substitute returns results of the same
+shape and dtype without reading values; torchlang maps it to the original function, which is what runs.
 
 If torch itself runs the captured call (in eager, or for a function's transform), a substitute calls its function.
 """

@@ -54,9 +54,8 @@ def tensor_proxy(name: str, value: torch.Tensor) -> TensorProxy:
 
 
 def is_laid_out_by_kernel(node: Node, example: torch.Tensor) -> bool:
-    """Return whether torch's kernel may return other strides than the fake implementation: it is a known one,
-    an index is not contiguous, or a row-major result was computed from an expanded tensor and from one that is not
-    row-major."""
+    """Return whether torch's kernel may return other strides than the fake implementation: it is a known one, an index
+    is not contiguous, or a row-major result was computed from an expanded tensor and from one that is not row-major."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name in _LAID_OUT_BY_KERNELS:
         return True

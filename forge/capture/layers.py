@@ -1,10 +1,10 @@
 """Module calls that a layer may replace: found during Dynamo's capture, decided before the graph is recorded.
 
 Dynamo captures a module's own forward as usual, which yields the guards and the metadata of its results; a node
-(`layer_call`) marks its end and returns its argument. It holds its Site: the module's call as a
-function of tensors, by the layer and by the module's own forward. On the complete graph, each layer is verified
-on the metadata of its call; if it is right, the nodes of the module's own forward are dropped, and the layer is
-recorded: its torch code, or one call that the layers' executor runs.
+(`layer_call`) marks its end and returns its argument. It holds its Site: the module's call as a function of tensors, by
+the layer and by the module's own forward. On the complete graph, each layer is verified on the metadata of its call; if
+it is right, the nodes of the module's own forward are dropped, and the layer is recorded: its torch code, or one call
+that the layers' executor runs.
 """
 
 import dis

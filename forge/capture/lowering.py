@@ -1,8 +1,8 @@
 """A function of torch's own transforms (torch.vmap, torch.func) as a symbol: its decomposition is the operators that
 torch runs for it, and its gradient the operators that torch's autograd runs.
 
-They are found without data, by make_fx; functorch's batching rules and derivatives are torch's, and each
-operator is recorded as if the program had called it.
+They are found without data, by make_fx; functorch's batching rules and derivatives are torch's, and each operator is
+recorded as if the program had called it.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +34,7 @@ _COMPOSITE = (aten.native_layer_norm, aten.native_group_norm, aten._softmax, ate
 
 
 def symbol_from_function(function: Callable, name: str, inline: Inline) -> Symbol:
-    """Return the symbol of a pure function of tensors and numbers; `inline` records a graph of
-    operators.
+    """Return the symbol of a pure function of tensors and numbers; `inline` records a graph of operators.
 
     Calling it raises Unsupported if its operators depend on data, or if it is random.
     """
@@ -110,8 +109,7 @@ def _decompositions() -> dict:
 
 
 def _operators(function: Callable, args: tuple) -> GraphModule:
-    """Return the operators that a function runs, each with its result on fake tensors. Raises
-    Unsupported."""
+    """Return the operators that a function runs, each with its result on fake tensors. Raises Unsupported."""
     try:
         with (
             fake_substitutes.without_substitutes(),
@@ -150,8 +148,8 @@ def as_captured(graph: GraphModule) -> None:
 
 
 def acts(node: Node) -> bool:
-    """Return whether a node has side effects, such as `_linalg_check_errors`, which has no results. Before
-    torch 2.13, Node.is_impure is False for it."""
+    """Return whether a node has side effects, such as `_linalg_check_errors`, which has no results. Before torch 2.13,
+    Node.is_impure is False for it."""
     return node.is_impure() or (isinstance(node.target, OpOverload) and not schema_of(node.target).returns)
 
 

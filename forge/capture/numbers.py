@@ -129,8 +129,8 @@ def _items(operands: list[Pair]) -> list[tuple[Any, torch.SymInt]]:
 
 
 def known_constant(fake: Any) -> Any:
-    """Return the number of a 0-d tensor that Dynamo knows, a literal or NumPy's; None for any other, and
-    if it is mutated: of the values that it had, Dynamo keeps the last."""
+    """Return the number of a 0-d tensor that Dynamo knows, a literal or NumPy's; None for any other, and if it is
+    mutated: of the values that it had, Dynamo keeps the last."""
     constant = getattr(fake, "constant", None)
     return None if constant is None or constant.ndim or version_of(fake) else constant.item()
 

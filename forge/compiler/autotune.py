@@ -1,4 +1,4 @@
-"""forge.jit(select="measured"): give each call to the fastest executor, measured on tensors like the call's.
+"""forge.jit(select="measured"): run each call by the fastest executor, measured on tensors like the call's.
 
 Candidates are the implementations that accept a call (of Hub kernels, all that do) and the fusion executors that would
 take it. A call is measured if one of them is neither a fusion executor's nor torch's: between those two, the time of a
@@ -106,7 +106,7 @@ class Measurement:
 
 
 def microseconds(seconds: float) -> str:
-    """'41.2 µs'."""
+    """Return '41.2 µs'."""
     return f"{1e6 * seconds:.1f} µs"
 
 

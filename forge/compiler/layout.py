@@ -250,8 +250,7 @@ class Layouts:
         return new
 
     def replace(self, proxy: TensorProxy, by: str) -> None:
-        """Give a value the layout of the value `by`, which replaces it: a promised layout if no call was
-        run."""
+        """Give a value the layout of the value `by`, which replaces it: a promised layout if no call was run."""
         if by not in self.values:
             self.promise(proxy)
             return

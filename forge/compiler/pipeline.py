@@ -2,25 +2,25 @@
 
 `PIPELINE` alone decides the order. A captured program enters at Form.TORCH and leaves as code. A backward
 (forge/compiler/backwards.py) and an epilogue enter at Form.PROGRAM, and the body of a CUDA graph at Form.FUSED. The
-computation of folded weights is a trace of its own (Kind.FOLDED), and `forge.executors.claim` runs
-the passes from Form.PROGRAM to Form.FUSED (standalone.py). A whole program for AOTInductor is claimed and not fused
+computation of folded weights is a separate trace (Kind.FOLDED), and `forge.executors.claim` runs the passes from
+Form.PROGRAM to Form.FUSED (standalone.py). A whole program for AOTInductor is claimed and not fused
 (aot/entry_point.py). `compile_until_stable` (region_artifacts.py) repeats the passes from Form.PROGRAM on, without the
 regions that failed to compile. The second tier of a program (forge/runtime/tiering.py) repeats them with another
-config. Layers are replaced before (forge/capture/layers.py), and the wrappers of a call are a separate list
-(WRAPPERS in forge/runtime/plan.py).
+config. Layers are replaced before (forge/capture/layers.py), and the wrappers of a call are a separate list (WRAPPERS
+in forge/runtime/plan.py).
 
 These call the algorithms of forge/transforms directly, because their traces are not programs yet, or parts of a pass:
-`split` runs cse and dce on a backward together with its forward, repeatedly, until the
-backward reads only saved values; forge/transforms/double.py and forge/capture/nested.py make a program of a
-gradient; hubex/derived.py makes the forward and backward of one call, to verify its kernel; compiler/fallback.py prints
-the calls of a region that raised; debug/eager_check.py shortens a reference.
+`split` runs cse and dce on a backward together with its forward, repeatedly, until the backward reads only saved
+values; forge/transforms/double.py and forge/capture/nested.py make a program of a gradient; hubex/derived.py makes the
+forward and backward of one call, to verify its kernel; compiler/fallback.py prints the calls of a region that raised;
+debug/eager_check.py shortens a reference.
 
-A row states the condition of its pass; a pass does not itself decide whether it applies. A condition that
-needs an analysis has an earlier row, which leaves the result in the context (`gradient_rules`).
+A row states the condition of its pass; a pass does not itself decide whether it applies. A condition that needs an
+analysis has an earlier row, which leaves the result in the context (`gradient_rules`).
 
 A stage, one of the traces that forge.last_traces returns, has the name of the pass that made it. A trace that enters
-the pipeline has its own name ("recorded", "backward, cse, dce"). Users name their stages: transforms and edited
-files, which `user_transforms` and `codegen` add; `fold_weights` adds the text of the computation that it folds.
+the pipeline has its own name ("recorded", "backward, cse, dce"). Users name their stages: transforms and edited files,
+which `user_transforms` and `codegen` add; `fold_weights` adds the text of the computation that it folds.
 
 docs/how-to/adding-a-pass.md explains how to add a pass.
 

@@ -49,9 +49,9 @@ Passes = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
 
 @dataclass(frozen=True)
 class Case:
-    """A call on real tensors. note: their special property. offset: the storage offset of each tensor, in
-    elements. strides_known: whether the checker sees the strides. gradients: whether they are
-    compared. passes: accepts the kernel's and eager's results if these are right however they differ."""
+    """A call on real tensors. note: their special property. offset: the storage offset of each tensor, in elements.
+    strides_known: whether the checker sees the strides. gradients: whether they are compared. passes: accepts the
+    kernel's and eager's results if these are right however they differ."""
 
     args: tuple
     kwargs: dict[str, Any]

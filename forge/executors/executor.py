@@ -449,8 +449,8 @@ class FusionExecutor(Executor):
 
     def finish(self) -> Mapping[Callable, Callable | Declined]:
         """Wait for the work that `fuse` has started in threads and processes. Return those of its functions that cannot
-        be called after all, with their replacements or the reasons. Called when a program has been
-        lowered, before its functions run."""
+        be called after all, with their replacements or the reasons. Called when a program has been lowered, before its
+        functions run."""
         return {}
 
     def dump(self, function: Callable) -> bytes | Declined:
@@ -505,9 +505,9 @@ class ProductExecutor(FusionExecutor):
     """A fusion executor of matrix products, each in a region with its epilogue.
 
     Under select="measured" each such region is one call of the trace (forge/transforms/products.py), which this
-    executor runs if it measured faster than the product and its epilogue on the other executors. If a
-    region is declined after all, such as one of symbolic sizes, `can_fuse` declines the call from then on, and the
-    program is lowered again, with its epilogue in the regions of others.
+    executor runs if it measured faster than the product and its epilogue on the other executors. If a region is
+    declined after all, such as one of symbolic sizes, `can_fuse` declines the call from then on, and the program is
+    lowered again, with its epilogue in the regions of others.
     """
 
     def __init__(self, name: str) -> None:

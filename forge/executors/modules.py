@@ -199,5 +199,5 @@ class ModuleExecutor(Executor, ABC):
         *,
         training: bool,
     ) -> ModuleOverride:
-        """Return a layer for a call of a module. call: its arguments, with a TensorSlot for each tensor.
-        names, shapes: of its tensors."""
+        """Return a layer for a call of a module. call: its arguments, with a TensorSlot for each tensor. names, shapes:
+        of its tensors."""

@@ -11,8 +11,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def skip_dynamo(function: F) -> F:
-    """Decorate a function: Dynamo compiles neither its frames nor its callees', if it finds them between
-    two graphs (a backward, say)."""
+    """Decorate a function: Dynamo compiles neither its frames nor its callees', if it finds them between two graphs (a
+    backward, say)."""
     set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
     return function
 

@@ -60,8 +60,8 @@ class ViewStep:
         return pytree.tensors((self.args, self.kwargs))
 
     def show(self, base: TensorProxy) -> TensorProxy:
-        """Return the view of `base`, recorded; one that was made with grad enabled has its history also if it
-        is read under no_grad."""
+        """Return the view of `base`, recorded; one that was made with grad enabled has its history also if it is read
+        under no_grad."""
         trace = state.trace
         with nullcontext() if trace is None or not self.grad else trace.set_tags(trace.tags - {Tag.NO_GRAD}):
             result = self.symbol(base, *self.args, **self.kwargs)

@@ -232,8 +232,8 @@ class Writer:
 
 
 def _reads_infix(bound: BoundSymbol) -> bool:
-    """Return whether the call can be printed with an infix operator: Python itself adds two numbers,
-    and a number divided by a tensor is rounded twice."""
+    """Return whether the call can be printed with an infix operator: Python itself adds two numbers, and a number
+    divided by a tensor is rounded twice."""
     if len(bound.args) != 2 or bound.kwargs:
         return False
     if isinstance(bound.args[0], TensorProxy):
@@ -376,8 +376,8 @@ _MOST_LINES = 8
 
 
 def location_of(error: BaseException) -> tuple[list[Source], str] | None:
-    """Return the user's source locations of the generated call that raised an error, several for a region,
-    and the call itself; None if no generated call did."""
+    """Return the user's source locations of the generated call that raised an error, several for a region, and the call
+    itself; None if no generated call did."""
     path, number = None, 0
     traceback = error.__traceback__
     while traceback is not None:
@@ -397,8 +397,8 @@ def sources_at(path: str, number: int) -> list[Source]:
 
 
 def note_location(error: BaseException) -> None:
-    """Add a note to an error of a generated function: the user's line, or those of a region's calls, and
-    the generated call."""
+    """Add a note to an error of a generated function: the user's line, or those of a region's calls, and the generated
+    call."""
     location = location_of(error)
     if location is None:
         return

@@ -75,8 +75,7 @@ def short_type(tensor: "TensorProxy | torch.Tensor") -> str:
 
 
 def hint_of(length: Dim) -> int:
-    """Return a size; for a symbolic one, its value at recording time, or a guess if it is
-    data-dependent."""
+    """Return a size; for a symbolic one, its value at recording time, or a guess if it is data-dependent."""
     if not isinstance(length, SYMBOLIC_TYPES):
         return length
     hint: int | None = length.node.hint

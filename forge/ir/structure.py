@@ -13,8 +13,8 @@ from forge.ir.trace import Trace
 
 def structure(trace: Trace) -> tuple[Any, ...]:
     """Return, as a key, inputs with their metadata, calls with their arguments and the metadata of their results,
-    output, constants by identity; but neither source locations nor decompositions, which the arguments
-    determine. Hashable unless the program refers to an unhashable object."""
+    output, constants by identity; but neither source locations nor decompositions, which the arguments determine.
+    Hashable unless the program refers to an unhashable object."""
     return (
         tuple([_with_metadata(proxy) for proxy in trace.inputs]),
         tuple([_call(bound) for bound in trace.bound_symbols]),

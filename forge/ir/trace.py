@@ -30,7 +30,7 @@ RESERVED = frozenset(
 class Trace:
     """A straight-line program: inputs, bound symbols in order, and an output.
 
-    Printing a trace gives the Python that runs. A transform returns a new trace (`derive`) and never changes its
+    Printing a trace yields the Python that runs. A transform returns a new trace (`derive`) and never changes its
     input.
 
     Args:

@@ -292,8 +292,7 @@ class _Parts:
         self.gradients: Iterator[Sequence[torch.Tensor | None]] = iter(())
 
     def take(self, count: int) -> Sequence[torch.Tensor | None]:
-        """Compute and return the gradients of the next bucket; None for each of `count` if there is
-        none."""
+        """Compute and return the gradients of the next bucket; None for each of `count` if there is none."""
         if torch.is_grad_enabled():  # already computed, with a history
             return next(self.gradients, (None,) * count)
         try:
@@ -332,8 +331,8 @@ def _with_own_views(
     its transpose) or a writable one (the convolution of an image without a batch dim).
 
     Saved tensors of the same memory become views of the new tensor. They share its version counter, so the backward
-    rejects later mutations, as eager's does. An output that aliases an input, another output or a
-    saved tensor of another dtype stays a view.
+    rejects later mutations, as eager's does. An output that aliases an input, another output or a saved tensor of
+    another dtype stays a view.
     """
     shared = Counter(storage_id(each) for each in (*inputs, *outputs) if isinstance(each, torch.Tensor))
     dtypes = {(storage_id(each), each.dtype) for each in saved if isinstance(each, torch.Tensor)}

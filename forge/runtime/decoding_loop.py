@@ -2,10 +2,10 @@
 
 transformers prepares each token's inputs in Python (slices, masks, positions), calls the model, and waits for the token
 to see whether it ends the sequence; with its default cache, which grows, every call has new shapes. Here the
-preparation is part of a program of fixed shapes, the cache is static, and the host reads whether a sequence ended
-one token late, while the device computes the next one. Logits processors, sampling and stopping criteria are
-transformers' own, unchanged, and run in the same order with the same random numbers. Beam search is
-transformers' too, with these steps in place of the model. An encoder is one program, and its keys are computed once.
+preparation is part of a program of fixed shapes, the cache is static, and the host reads whether a sequence ended one
+token late, while the device computes the next one. Logits processors, sampling and stopping criteria are transformers'
+own, unchanged, and run in the same order with the same random numbers. Beam search is transformers' too, with these
+steps in place of the model. An encoder is one program, and its keys are computed once.
 
 Generations that this loop does not support are left to transformers' loop (`_reason_against`).
 """

@@ -123,8 +123,7 @@ class State:
 
 
 class States:
-    """The states of a module's current and earlier generations, whose memory is reused, ordered by last
-    use."""
+    """The states of a module's current and earlier generations, whose memory is reused, ordered by last use."""
 
     def __init__(self, module: Any) -> None:
         self._module = module

@@ -88,9 +88,9 @@ class CompiledPlan(NamedTuple):
 class CallBoundary(NamedTuple):
     """Additions of a front end to a program's call.
 
-    eager: runs instead if the program's assumptions about its inputs do not hold. graph_constants: tensors in
-    the captured graph, which the program takes last. compare: makes a call that is compared with eager
-    (check="eager"). to_local: turns a call on local tensors, or parts, into one on DTensors, or quantized tensors.
+    eager: runs instead if the program's assumptions about its inputs do not hold. graph_constants: tensors in the
+    captured graph, which the program takes last. compare: makes a call that is compared with eager (check="eager").
+    to_local: turns a call on local tensors, or parts, into one on DTensors, or quantized tensors.
     """
 
     eager: Callable | None = None

@@ -83,8 +83,8 @@ def _yield_to_operators() -> None:
 
 
 def _replace_decomposition(operator: OpOverload, by_operator: Callable) -> None:
-    """Have the Python dispatcher call `by_operator` in place of its decomposition of an operator, if it has one, in threads
-    that keep operators."""
+    """Have the Python dispatcher call `by_operator` in place of its decomposition of an operator, if it has one, in
+    threads that keep operators."""
     for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
         if key in operator.py_kernels:
             operator.py_kernels[key] = _either(operator.py_kernels[key], by_operator)

@@ -219,7 +219,7 @@ def _constant(bound: BoundSymbol) -> BoundSymbol:
 
 
 class _Replacer:
-    """Replaces the calls that drew in the forward by their draws."""
+    """Substitution of the forward's draws for the calls that drew them."""
 
     def __init__(
         self, trace: Trace, own: Sequence[ForwardCall], forward_calls: Sequence[ForwardCall], repeated: Collection[str]

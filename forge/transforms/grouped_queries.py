@@ -45,9 +45,9 @@ def grouped_queries(
     """Return the trace with unrepeated keys and values in attention calls.
 
     takes: whether the kernel of a call supports groups of queries, from the query, the repetitions of a head, and the
-    call's arguments; a window's does. takes_broadcast: the same of a call's arguments if keys and values have
-    one head or one batch, and whether a kernel runs them expanded. Calls with dropout stay (another kernel draws other
-    values), and those that do not run as torch runs them (`in_torch`).
+    call's arguments; a window's does. takes_broadcast: the same of a call's arguments if keys and values have one head
+    or one batch, and whether a kernel runs them expanded. Calls with dropout stay (another kernel draws other values),
+    and those that do not run as torch runs them (`in_torch`).
     """
     if all(bound.symbol not in _ATTENDING for bound in trace.bound_symbols):
         return trace

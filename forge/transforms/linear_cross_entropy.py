@@ -5,8 +5,8 @@
     loss = cross_entropy(scaled[..., :-1, :].reshape(-1, V), labels)
 
 is found by walking back from each cross_entropy (or nll_loss of log_softmax) to the linear layer, through prims, so
-that it does not matter how it was written. Calls that take rows of logits take rows of `hidden` instead.
-Logits that the program returns are computed as before; values derived from them are not kept.
+that it does not matter how it was written. Calls that take rows of logits take rows of `hidden` instead. Logits that
+the program returns are computed as before; values derived from them are not kept.
 """
 
 import math

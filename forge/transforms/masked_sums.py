@@ -3,8 +3,8 @@
     index_put(zeros, (index,), g, accumulate=True)[r]  =  sum(where(index == r, g, 0))
 
 Relative positions, types of tokens and buckets of distances are read thousands of times each. A GPU adds them by
-atomics, which serialize and round at each step, or sorts them in a dozen kernels; a region compares an
-index with each row, in one kernel, in one order, and adds in float32.
+atomics, which serialize and round at each step, or sorts them in a dozen kernels; a region compares an index with each
+row, in one kernel, in one order, and adds in float32.
 """
 
 import math

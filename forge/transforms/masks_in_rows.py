@@ -4,9 +4,9 @@
            = scores + bias.contiguous()
     attend(mask) = attend(zeros.masked_fill(~mask, -inf)), of a mask of bools
 
-Kernels add masks of the query's dtype, whose rows are contiguous, each row at a multiple of 16
-elements. Any other mask would be converted and copied by each call, and by each call's backward. The copy of a
-computed mask is fused with its computation, and the backward reads only the copy.
+Kernels add masks of the query's dtype, whose rows are contiguous, each row at a multiple of 16 elements. Any other mask
+would be converted and copied by each call, and by each call's backward. The copy of a computed mask is fused with its
+computation, and the backward reads only the copy.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,10 @@
 """Rematerialization: save or recompute each value that a backward reads, so that the fewest bytes are saved.
 
-The forward is a network from its inputs to the backward's reads. Each value is an edge whose capacity is its bytes;
-the minimum cut is the set to save, and the values between the cut and the backward are recomputed. Inputs that the
-backward reads anyway, and parameters of modules, cost nothing; others are saved as copies, since their memory may
-change. Calls that are expensive (a matrix product, attention, an embedding), draw random numbers or are
-opaque are never on the far side of the cut.
+The forward is a network from its inputs to the backward's reads. Each value is an edge whose capacity is its bytes; the
+minimum cut is the set to save, and the values between the cut and the backward are recomputed. Inputs that the backward
+reads anyway, and parameters of modules, cost nothing; others are saved as copies, since their memory may change. Calls
+that are expensive (a matrix product, attention, an embedding), draw random numbers or are opaque are never on the far
+side of the cut.
 
 Nor are values that link the layers, such as the hidden states that each layer adds to: to recompute the last of them
 is to recompute all of them, in one kernel when the backward begins, and to keep them until each layer's turn. By

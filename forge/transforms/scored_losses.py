@@ -2,8 +2,8 @@
 
     loss = cross_entropy(scores, target)    ->    loss = mean(logsumexp(scores) - scores[target])
 
-torch's function writes the log softmax, as large as the scores, and saves it for the backward. The sum
-over each row is one pass, and the gradient, softmax minus the targets, is one more, by one loop of a region.
+torch's function writes the log softmax, as large as the scores, and saves it for the backward. The sum over each row is
+one pass, and the gradient, softmax minus the targets, is one more, by one loop of a region.
 """
 
 import math

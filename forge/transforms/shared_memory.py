@@ -61,7 +61,7 @@ def _with_inner(calls: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
 
 
 def _copies(bound: BoundSymbol) -> bool:
-    """Return whether one of these calls is known to allocate its result, from its arguments' strides."""
+    """Return whether a call of contiguous or reshape is known to copy, from the strides of its argument."""
     (x, *_), y = bound.args, bound.output
     if x.strides is None:
         return False

@@ -168,9 +168,8 @@ def split(forward: Trace, backward: Trace, copied: Collection[str] = (), also: S
 
 
 def _symbols(inputs: Iterable[Proxy], tensors: Iterable[TensorProxy]) -> list[str]:
-    """Return the symbols that a backward may read without naming them: those in the sizes and strides of its inputs.
-    A tensor defines only symbols that are sizes by themselves, and integers cost next to
-    nothing."""
+    """Return the symbols that a backward may read without naming them: those in the sizes and strides of its inputs. A
+    tensor defines only symbols that are sizes by themselves, and integers cost next to nothing."""
     numbers = [proxy.name for proxy in inputs if isinstance(getattr(proxy, "value", None), torch.SymInt)]
     return list(dict.fromkeys([*names([proxy.shape for proxy in tensors]), *numbers]))
 

@@ -203,8 +203,8 @@ class WholeProgram(InductorExecutor):
 
 
 class Products(ProductExecutor):
-    """Matrix products with pointwise epilogues, by the template that Inductor's search selects: kernels
-    in Triton on a GPU, in C++ on a CPU."""
+    """Matrix products with pointwise epilogues, by the template that Inductor's search selects: kernels in Triton on a
+    GPU, in C++ on a CPU."""
 
     strided = True
     boxed = True
@@ -332,7 +332,7 @@ def _devices() -> list[str]:
 
 @functools.cache
 def _can_compile_for(device: str) -> bool:
-    """Return whether there is a compiler for the device's kernels; log a notice if there is none."""
+    """Return whether there is a compiler for the device's kernels; warn if there is none."""
     if device == "cpu":
         has_compiler = any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"]))
         missing = "no C++ compiler was found (g++ or clang++, or what CXX names)"

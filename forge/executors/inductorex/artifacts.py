@@ -1,10 +1,10 @@
 """Artifacts of Inductor for another process: the module that Inductor generated, and the paths of its kernels.
 
 Inductor's own folder has the compiled kernels of a CPU region, as shared objects; they are found there by path and
-hash, and the module is run without the time that Inductor takes to find them: its lowerings, which it imports
-for regions that call none, and a probe of the CPU's features. If one is missing, Inductor loads the module
-unchanged, and compiles. So it does for a GPU, whose kernels come from Triton's own folder. If one has another hash,
-it is deleted, since Inductor would load it, and the program is recompiled.
+hash, and the module is run without the time that Inductor takes to find them: its lowerings, which it imports for
+regions that call none, and a probe of the CPU's features. If one is missing, Inductor loads the module unchanged, and
+compiles. So it does for a GPU, whose kernels come from Triton's own folder. If one has another hash, it is deleted,
+since Inductor would load it, and the program is recompiled.
 
 `torch._inductor.standalone_compile` costs more: see ALTERNATIVES of forge/torch_internals/patch.py.
 
@@ -129,8 +129,7 @@ def load(data: bytes) -> Callable:
 
 
 def files_of(data: bytes) -> dict[str, bytes]:
-    """Return the contents of the shared objects of dumped bytes, by path. Raises OSError if one has
-    changed."""
+    """Return the contents of the shared objects of dumped bytes, by path. Raises OSError if one has changed."""
     contents = {}
     for path, digest, _ in json.loads(data)["kernels"].values():
         contents[path] = Path(path).read_bytes()
@@ -160,8 +159,7 @@ def _are_there(kernels: Mapping[str, tuple[str, str, str]]) -> bool:
 
 
 def _module(source: str) -> ModuleType:
-    """Return the module as Inductor loads it: a file of its name with other contents is
-    rewritten."""
+    """Return the module as Inductor loads it: a file of its name with other contents is rewritten."""
     isa_probe.remember()  # it queries the CPU's instruction sets, before lower.py is imported
     _, path = PyCodeCache.write(source)
     if Path(path).read_bytes() != source.encode():

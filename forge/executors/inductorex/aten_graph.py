@@ -204,9 +204,8 @@ def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
 
 
 def _canonical_size(value: Any) -> Any:
-    """Return a size by its current symbol. Inductor defines the original symbol of a size, which
-    a guard may have replaced since: two inputs of equal size have two symbols, of which one is
-    used."""
+    """Return a size by its current symbol. Inductor defines the original symbol of a size, which a guard may have
+    replaced since: two inputs of equal size have two symbols, of which one is used."""
     if not isinstance(value, torch.SymInt):
         return value
     return value.node.shape_env.create_symintnode(value.node.expr, hint=value.node.hint)
@@ -251,8 +250,7 @@ _COMPARISONS = frozenset({torch.eq, torch.ge, torch.gt, torch.le, torch.lt, torc
 
 
 def _round_comparison(function: Callable, args: tuple) -> tuple:
-    """Return the arguments of a call. A number compared with half precision is rounded, as in
-    torch's kernel.
+    """Return the arguments of a call. A number compared with half precision is rounded, as in torch's kernel.
 
     Kernels that only compare internally do not round (hardtanh's gradient): their decompositions' calls are left alone.
     """
@@ -352,8 +350,8 @@ def _one_element(node: torch.fx.Node) -> torch.Tensor:
 
 
 def _only_relabels(node: torch.fx.Node) -> bool:
-    """Return whether as_strided only changes strides that do not matter, of dims of size 1: adaptive
-    pooling of a channels-last image ends so, in place."""
+    """Return whether as_strided only changes strides that do not matter, of dims of size 1: adaptive pooling of a
+    channels-last image ends so, in place."""
     args: Any = torch.fx.map_arg(node.args, lambda each: each.meta["val"])  # a size may be a node
     x, shape, strides = args[:3]
     if len(args) > 3 or len(shape) != x.ndim:

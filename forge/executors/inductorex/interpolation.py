@@ -1,7 +1,7 @@
 """Interpolation of images as calls that Inductor lowers to loops.
 
-torch's own decompositions return a row-major image and copy it if it is channels-last. Values read here
-have the strides of the image, and nothing is copied.
+torch's own decompositions return a row-major image and copy it if it is channels-last. Values read here have the
+strides of the image, and nothing is copied.
 
 Source: aten/src/ATen/native/UpSample.h.
 """

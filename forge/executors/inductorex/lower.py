@@ -188,8 +188,8 @@ def generate_product(
     *,
     whole_program: bool,
 ) -> Callable | Declined:
-    """Return Inductor's artifact of a product and its epilogue, by the fastest template of Inductor's
-    search; Declined if that is torch's kernel. The search runs kernels, so no wait for one is deferred."""
+    """Return Inductor's artifact of a product and its epilogue, by the fastest template of Inductor's search; Declined
+    if that is torch's kernel. The search runs kernels, so no wait for one is deferred."""
     isa_probe.wait()
     compiled = compile_graph(graph, example_inputs, fake, whole_program=whole_program, settings=_SEARCH)
     if _TORCHS_PRODUCT.search(compiled.source_code):

@@ -183,9 +183,8 @@ _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 
 
 def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bool = False) -> Decision:
-    """Return whether Inductor writes loops for the aten operators of torch's function for a call; or, in a
-    whole program, whether it calls them. eager_numerics: whether its loops must round where torch's kernels
-    do."""
+    """Return whether Inductor writes loops for the aten operators of torch's function for a call; or, in a whole
+    program, whether it calls them. eager_numerics: whether its loops must round where torch's kernels do."""
     if not all(isinstance(proxy, (TensorProxy, NumberProxy)) for proxy in _proxies_of(bound)):  # attention's state
         return whole_program or decline("the call reads a value that is not a tensor")
     results = list(tensors(bound.output))
@@ -229,8 +228,8 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
 
 
 def _adds_many_to_few(bound: BoundSymbol) -> bool:
-    """Return whether a call adds several values to each of a tensor's: atomic additions serialize, and each
-    one rounds."""
+    """Return whether a call adds several values to each of a tensor's: atomic additions serialize, and each one
+    rounds."""
     for call in innermost(bound):
         if call.symbol is not prims.index_put:
             continue

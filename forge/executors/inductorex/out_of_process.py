@@ -56,8 +56,7 @@ class Settings:
 class Compilation:
     """A graph that is being compiled; once `state` returns True, a function of one list.
 
-    strides: the strides of its results if the artifact's differ. A compilation without remaining
-    waiters ends.
+    strides: the strides of its results if the artifact's differ. A compilation without remaining waiters ends.
     """
 
     def __init__(self, graph: PlainGraph, strides: Strides) -> None:
@@ -162,8 +161,8 @@ class _Job:
 
 
 class _Worker:
-    """A process that compiles one job after another, and exits after some idle time. Raises OSError if none
-    can be started."""
+    """A process that compiles one job after another, and exits after some idle time. Raises OSError if none can be
+    started."""
 
     def __init__(self) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (as long as this lives)

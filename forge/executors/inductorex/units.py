@@ -1,10 +1,10 @@
 """The C++ kernels of several regions in one shared object.
 
-Each run of g++ takes most of a second for the header that all kernels include and for linking, and less
-than half a second for a region's kernel. Inductor runs it for each; here, the kernels requested during a run
-are one translation unit of the next run, each in a separate namespace. A kernel that cannot share a unit, or
-was in a unit that failed to build, is built alone by Inductor. A note for each kernel lets another process find its
-unit; one whose hash differs from the note is deleted and rebuilt.
+Each run of g++ takes most of a second for the header that all kernels include and for linking, and less than half a
+second for a region's kernel. Inductor runs it for each; here, the kernels requested during a run are one translation
+unit of the next run, each in a separate namespace. A kernel that cannot share a unit, or was in a unit that failed to
+build, is built alone by Inductor. A note for each kernel lets another process find its unit; one whose hash differs
+from the note is deleted and rebuilt.
 
 Six regions on two cores take 6 seconds so, and 13 seconds if Inductor builds each alone (torch 2.13).
 
