@@ -21,6 +21,7 @@ import torch
 from support import main_dtype, tensors_in
 
 import forge
+import forge.capture.numbers
 from forge import clang, executors, prims, torchlang
 from forge.api.functional import Direct
 from forge.clang import all_symbols as all_clang_symbols
