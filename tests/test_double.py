@@ -91,6 +91,15 @@ def test_higher_gradients_at_zero(name: str) -> None:
     assert_same(actual[: len(expected)], expected, within=WITHIN)
 
 
+def test_the_second_gradient_of_sinc_at_zero() -> None:
+    """-pi^2 / 3; eager's is nan."""
+    x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(forge.jit(torch.sinc, executors=["torch"])(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert_same(first, torch.zeros_like(x))
+    assert_same(second, torch.full_like(x, -(torch.pi**2) / 3))
+
+
 class _Call:
     """A sample as a function of its float inputs, which is given clones of them: an op may change its arguments."""
 

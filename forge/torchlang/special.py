@@ -112,7 +112,8 @@ def _sinc_grad(input: TensorProxy) -> TensorProxy:
     x, square = input * math.pi, input * input * math.pi
     at_zero = clang.eq(square, 0)  # so it is of what is tiny
     slope = (x * clang.cos(x) - clang.sin(x)) / clang.where(at_zero, 1, square)
-    put_grad(input, clang.where(at_zero, 0.0, get_grad(out) * clang.conj(slope)))
+    slope = clang.where(at_zero, input * (-(math.pi**2) / 3), slope)  # 0, of which eager's second gradient is nan
+    put_grad(input, get_grad(out) * clang.conj(slope))
     return out
 
 
