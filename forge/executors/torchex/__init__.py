@@ -1,4 +1,4 @@
-"""The torch executor: eager's own kernels, by family as in forge/prims."""
+"""The torch executor: eager's kernels, one module per family as in forge/prims."""
 
 from forge import torchlang
 from forge.executors.torchex import (

@@ -1,11 +1,11 @@
 """The torch executor's implementations of the attention family.
 
-Which kernel attends is torch's choice when the code runs (torch._fused_sdp_choice): it depends on strides, on the GPU
-and on torch.nn.attention.sdpa_kernel. A pair of operators follows it: the forward keeps what the chosen kernel's
-backward reads. Where torch chooses its own composition, or prepares arguments in ways of its own (a head size or a mask
-that needs padding, a mask with a gradient), torch's autograd runs the call once and keeps its graph.
+torch selects the kernel at run time (torch._fused_sdp_choice), from strides, the GPU and
+torch.nn.attention.sdpa_kernel. A pair of operators follows its choice: the forward saves the residuals of the selected
+kernel's backward. Where torch selects its math composition, or first rewrites the arguments (a head size or a mask
+that needs padding, a mask with a gradient), torch's autograd runs the call once and its graph is kept.
 
-One file, though long: forward, backward and their choice of a kernel have to agree.
+The file is long because forward, backward and kernel selection have to agree.
 """
 
 from collections.abc import Callable
@@ -37,9 +37,9 @@ from forge.transforms.masks_in_rows import ROW_ELEMENTS
 aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
 
-# torch looks up cuDNN's plan of a backward by query, key, value, mask and options, whose bytes it compares, and runs it
-# for an output's gradient of other strides than it was made for. Those of forge's calls have the output's strides; a
-# zero of another sign keeps them apart from the plans of the program's own calls.
+# torch caches cuDNN's backward plans by query, key, value, mask and options, compared bytewise, but not by the strides
+# of the output's gradient, so a plan may run for other strides than it was built for. In forge's calls the gradient has
+# the output's strides; a negative zero keeps their cache entries apart from those of the program's own calls.
 _NO_DROPOUT = -0.0
 
 
@@ -63,22 +63,22 @@ class Attention:
         self.grad_input_mask = grad_input_mask
 
 
-# Each kernel's forward maps (call, query, key, value, mask) to (out, logsumexp, whatever else its backward needs); its
-# backward maps (call, g, query, key, value, mask, out, logsumexp, the rest) to the gradients of query, key, value. The
-# kernels keep logsumexp in shapes of their own; the program has it as float32 (batch, heads, queries), whichever kernel
-# runs. Seed and offset differ in dtype, shape and device, and only a kernel that drops weights out reads them.
+# Each kernel's forward maps (call, query, key, value, mask) to (out, logsumexp, other residuals); its backward maps
+# (call, g, query, key, value, mask, out, logsumexp, other residuals) to the gradients of query, key, value. The shape
+# of logsumexp differs by kernel; in the program it is float32 (batch, heads, queries), whichever kernel runs. Seed and
+# offset differ in dtype, shape and device, and only a kernel that applies dropout reads them.
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]  # query, key, value, mask
 _SeedAndOffset = tuple[torch.Tensor, torch.Tensor] | None
 
 
 def _seed_and_offset(call: Attention, seed: torch.Tensor, offset: torch.Tensor) -> _SeedAndOffset:
-    """Return the seed and offset, where the backward reads them."""
+    """Return the seed and offset if the backward reads them."""
     return (seed, offset) if call.dropout_p > 0 else None
 
 
 def _unread(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stand-ins for a seed and an offset that the backward of a call without dropout does not read."""
+    """Return placeholders for seed and offset, which the backward of a call without dropout does not read."""
     unread = q.new_empty((), dtype=torch.int64)
     return unread, unread
 
@@ -108,8 +108,8 @@ def _flash_cpu_backward(
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose last dim is contiguous. torch's kernel reads it as such and does not look; an output that
-    a region computes again may have other strides."""
+    """Return a tensor whose last dim is contiguous. torch's kernel assumes this without a check; an output that a
+    region recomputes may have other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -138,7 +138,7 @@ def _flash_backward(
     )
 
 
-_EFFICIENT_MULTIPLE = 32  # of this many queries' logsumexp the memory-efficient kernel keeps, infinite past the last
+_EFFICIENT_MULTIPLE = 32  # the memory-efficient kernel pads the queries of logsumexp to this multiple, with infinity
 
 
 def _efficient_forward(
@@ -197,7 +197,7 @@ def _cudnn_backward(
 
 
 class Composition:
-    """torch's autograd graph of a call that torch composes of other operations."""
+    """The autograd graph of a call that torch runs as a composition of other operations."""
 
     __slots__ = ("inputs", "out")
 
@@ -233,8 +233,8 @@ _decisions = BoundedDict(4096)
 
 
 def _decide(inputs: Inputs, options: tuple) -> tuple[Attention, tuple[Callable, Callable] | None]:
-    """Return the call with these options, and the functions of its kernel: torch is asked once for tensors that are
-    alike, under the same settings."""
+    """Return the call with these options and the functions of its kernel. torch's choice is cached by the tensors'
+    metadata and by torch's settings."""
     query, key, value, mask = inputs
     if isinstance(query, FakeTensor):
         call = Attention(*options)
@@ -252,7 +252,7 @@ def _decide(inputs: Inputs, options: tuple) -> tuple[Attention, tuple[Callable, 
 
 
 def _leaves(inputs: Inputs, grad_input_mask: tuple[bool, ...]) -> Inputs:
-    """Return the tensors as leaves of a graph of their own, where a gradient is wanted."""
+    """Return the tensors, detached into leaves of a new autograd graph where a gradient is needed."""
     query, key, value, mask = inputs
     return (
         query.detach().requires_grad_() if grad_input_mask[0] else query,
@@ -273,9 +273,9 @@ _priorities = get_sdp_priority_order
 
 
 def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None:
-    """Return the pair of functions of the kernel that torch chooses for these arguments, None for its composition."""
+    """Return the functions of the kernel that torch selects for these arguments, or None for its math composition."""
     query, mask = leaves[0], leaves[3]
-    if query.ndim != 4:  # torch 2.14 chooses a kernel for what it makes four dims of
+    if query.ndim != 4:  # torch 2.14 selects a kernel for inputs that it reshapes to four dims
         return None
     if call.grad_input_mask[3]:
         is_allowed = _efficient_is_on() and not torch.are_deterministic_algorithms_enabled()
@@ -287,7 +287,7 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
     choice = _choice(call, leaves)
     kernel = _KERNELS.get((query.device.type, choice))
     if kernel is not None and kernel[0] is _efficient_forward and leaves[1].shape[1] != query.shape[1]:
-        return None  # torch repeats the heads for it
+        return None  # torch repeats the heads for this kernel
     if kernel is None or mask is None or kernel[0] is _flash_cpu:
         return kernel
     aligned = mask.shape[-1] % ROW_ELEMENTS == 0 or (mask.dtype != torch.bool and _is_aligned(mask))
@@ -295,8 +295,8 @@ def _choose(call: Attention, leaves: Inputs) -> tuple[Callable, Callable] | None
 
 
 def _takes_bias(query: Any, key: Any, value: Any, mask: Any) -> bool:
-    """Return whether the memory-efficient kernel gives the gradient of a mask. torch composes such a call, in float32
-    and with all scores in memory."""
+    """Return whether the memory-efficient kernel computes the gradient of a mask. torch would run such a call as a
+    composition, in float32 and with all scores in memory."""
     if not (query.device.type == "cuda" and query.dtype in _HALVES and mask.dtype == query.dtype):
         return False
     if not query.ndim == key.ndim == value.ndim == mask.ndim == 4:
@@ -309,7 +309,7 @@ def _takes_bias(query: Any, key: Any, value: Any, mask: Any) -> bool:
 
 
 def _choice(call: Attention, leaves: Inputs) -> int:
-    """torch's choice; for fake tensors, what it is for memory like theirs."""
+    """Return torch's choice of a kernel; for fake tensors, its choice for real tensors of the same metadata."""
     query, key, value, mask = leaves
     if isinstance(query, FakeTensor):
         with disable_current_modes():
@@ -323,7 +323,7 @@ def _choice(call: Attention, leaves: Inputs) -> int:
 def has_no_kernel(arguments: dict[str, Any], grad_input_mask: tuple[bool, ...]) -> bool:
     """Return whether neither torch nor forge has a kernel for a call of these arguments.
 
-    grad_input_mask: to which of query, key, value and mask a gradient flows.
+    grad_input_mask: for each of query, key, value and mask, whether it needs a gradient.
     """
     query, key, value, mask = (arguments[name] for name in ("query", "key", "value", "attn_mask"))
     if grad_input_mask[3] and _takes_bias(query, key, value, mask):
@@ -336,8 +336,8 @@ def has_no_kernel(arguments: dict[str, Any], grad_input_mask: tuple[bool, ...]) 
 
 
 def takes_groups(query: TensorProxy, times: Dim, arguments: dict[str, Any], requires_grad: bool) -> bool:
-    """Return whether torch chooses the same fused kernel with enable_gqa for `times` fewer heads of key and value; its
-    composition would repeat them again."""
+    """Return whether torch selects the same fused kernel with enable_gqa if key and value have `times` fewer heads; its
+    composition would repeat these heads again."""
     call = Attention(0.0, arguments["is_causal"], arguments["scale"], False, (requires_grad,) * 3 + (False,))
     grouped = Attention(0.0, arguments["is_causal"], arguments["scale"], True, call.grad_input_mask)
     with disable_current_modes():
@@ -348,8 +348,8 @@ def takes_groups(query: TensorProxy, times: Dim, arguments: dict[str, Any], requ
 
 
 def takes_broadcast(arguments: dict[str, Any], requires_grad: bool) -> tuple[bool, bool]:
-    """Return whether torch chooses a fused kernel on a GPU for keys and values of one head, or one batch, that it
-    broadcasts for its composition: with enable_gqa, and of tensors that are expanded."""
+    """Return whether torch selects a fused kernel on a GPU for keys and values of one head or one batch, which its
+    composition would broadcast: with enable_gqa, and for expanded tensors."""
     device = arguments["query"].device.type
     if device != "cuda":
         return False, False
@@ -364,8 +364,8 @@ def takes_broadcast(arguments: dict[str, Any], requires_grad: bool) -> tuple[boo
 
 
 def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
-    """Return `function`, for which torch's choice of a kernel was made, where the settings of
-    torch.nn.attention.sdpa_kernel are what they are now."""
+    """Return a callable that runs `function` while the settings of torch.nn.attention.sdpa_kernel are the present
+    ones, for which torch selected its kernel, and `otherwise` under other settings."""
     settings = _settings()
 
     def call(*inputs: Any) -> Any:
@@ -375,13 +375,13 @@ def as_chosen_now(function: Callable, otherwise: Callable) -> Callable:
 
 
 def _likes(arguments: dict[str, Any]) -> Inputs:
-    """Return memory for one batch of the tensors of a call, by its arguments."""
+    """Allocate one batch of the tensors of a call, from its arguments by name."""
     query, key, value, mask = (arguments[name] for name in ("query", "key", "value", "attn_mask"))
     return _like(query), _like(key), _like(value), None if mask is None else _like(mask)
 
 
 def _like(proxy: TensorProxy) -> torch.Tensor:
-    """Memory for one batch of what a proxy stands for."""
+    """Allocate one batch of a proxy's tensor."""
     shape = [hint_of(size) for size in proxy.shape]
     if len(shape) == 4:
         shape[0] = 1
@@ -395,8 +395,8 @@ def _real(fake: torch.Tensor) -> torch.Tensor:
 
 
 def with_rows(mask: torch.Tensor) -> torch.Tensor:
-    """Return a mask whose rows lie in memory element by element: torch's kernels take no other ones, and it composes
-    attention instead (a relative bias is looked up per head and permuted)."""
+    """Return a mask whose rows are contiguous. torch's kernels take no other masks, and torch would run its composition
+    (for example for a relative bias, which is looked up per head and permuted)."""
     if mask.stride(-1) in (0, 1) or mask.shape[-1] == 1:
         return mask
     broadcast = [dim for dim, stride in enumerate(mask.stride()) if stride == 0]
@@ -405,7 +405,8 @@ def with_rows(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _additive_mask(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """Return the mask that kernels add: a bool one as 0 and -inf; on a GPU of the scores' shape."""
+    """Return the mask in the additive form that kernels take: bool as 0 and -inf; on a GPU expanded to the scores'
+    shape."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
@@ -417,13 +418,13 @@ def _additive_mask(mask: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor) 
 
 
 def _is_aligned(mask: torch.Tensor) -> bool:
-    """Return whether each row begins where the kernel's widest loads may."""
+    """Return whether each row is aligned for the kernel's widest loads."""
     *steps, step = mask.stride()
     return step == 1 and all(each % ROW_ELEMENTS == 0 for each in steps)
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """Return a mask in aligned rows; its expanded dims stay expanded."""
+    """Return a mask with aligned rows; expanded dims stay expanded."""
     length = mask.shape[-1]
     missing = -length % ROW_ELEMENTS
     each = mask[tuple([slice(1 if step == 0 else None) for step in mask.stride()[:-1]])]
@@ -446,8 +447,8 @@ def attend(
     grad_input_mask: tuple[bool, ...],
     is_composed: bool = False,
 ) -> tuple:
-    """Return (out, logsumexp or None, and what else the backward needs). is_composed: whether the program's backward is
-    that of torch's composition, since it was not known that a kernel takes the call."""
+    """Return (out, logsumexp or None, other residuals). is_composed: whether the program's backward is the one of
+    torch's composition, because it was unknown at compile time that a kernel takes the call."""
     if attn_mask is not None and attn_mask.is_cuda:
         attn_mask = with_rows(attn_mask)
     inputs = (query, key, value, attn_mask)
@@ -484,16 +485,16 @@ def attend_backward(
 def _composition_backward(
     g: torch.Tensor, state: Composition, shapes: tuple[object, ...]
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of those inputs that have a shape here, None for the others."""
-    g = to_strides(g, state.out.stride())  # it may be a call of cuDNN
-    # torch gives none for an empty batch's mask
+    """Return the gradients of the inputs with a shape in `shapes`, None for the others."""
+    g = to_strides(g, state.out.stride())  # the composition may call cuDNN
+    # torch returns no gradient for the mask of an empty batch
     gradients = torch.autograd.grad(state.out, state.inputs, g, retain_graph=True, materialize_grads=True)
     iterator = iter(gradients)
     return tuple(next(iterator) if shape else None for shape in shapes)
 
 
 def _attention_meta(query: TensorProxy, key: TensorProxy, value: TensorProxy, *how: object) -> tuple:
-    """(out, logsumexp, state): torch's composition has no logsumexp, and gives None."""
+    """Return the metadata of (out, logsumexp, state); logsumexp is None for torch's composition."""
     trace = current_trace()
     logsumexp = like(query, shape=query.shape[:-1], dtype=clang.wider(query.dtype))
     batch = query.shape[:-2]
@@ -516,7 +517,7 @@ composition_backward = torchex.register_operator(
 )
 
 
-# the operations for which torch chooses a kernel
+# the operations for which torch selects a kernel
 ATTENDING = frozenset({attention.id, torchlang.scaled_dot_product_attention.id})
 
 
@@ -530,7 +531,7 @@ def attention_grad(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> TensorProxy:
-    """Compute attention, and its gradients by the backward of the kernel that torch chooses."""
+    """Compute attention, and its gradients by the backward of the kernel that torch selects."""
     inputs = (query, key, value, attn_mask)
     grad_input_mask = tuple(needs_grad(x) for x in inputs)
     trace = current_trace()
@@ -539,7 +540,7 @@ def attention_grad(
         out, logsumexp, state = attention(
             *inputs, dropout_p, is_causal, scale, enable_gqa, grad_input_mask, is_composed
         )
-    if is_composed:  # torch's composition saves what it reads itself
+    if is_composed:  # the graph of torch's composition holds its residuals
         shapes = tuple(
             x.shape if requires_grad and x is not None else None
             for x, requires_grad in zip(inputs, grad_input_mask, strict=True)

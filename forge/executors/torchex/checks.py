@@ -1,4 +1,4 @@
-"""The torch executor's implementations of prims that look at values."""
+"""The torch executor's implementations of prims that check tensor values."""
 
 import builtins
 from collections.abc import Callable
@@ -17,6 +17,6 @@ def require(
     error: str | type[Exception],
     *values: Any,
 ) -> None:
-    """Check a condition; a GPU is waited for, as in eager."""
+    """Check a condition; on a GPU this synchronizes, as in eager."""
     if not condition:
         prims.fail(getattr(builtins, error) if isinstance(error, str) else error, message, *values)

@@ -1,8 +1,8 @@
-"""The torch executors, and how their families register with them.
+"""The torch executors and the registration functions of their families.
 
-`torch` runs whole torchlang symbols by the torch functions that they stand for, so that eager's own fused kernels are
-used, and prims and clang symbols (which gradients and decompositions are written in) by the tables of each family.
-`torch-prims` runs prims alone: every decomposition is executed as it is written.
+`torch` runs torchlang symbols by the torch functions that they represent, so that eager's fused kernels are used, and
+prims and clang symbols, in which gradients and decompositions are written, by the tables of each family.
+`torch-prims` runs prims only: every decomposition is executed as written.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ torch_prims = register_executor(OperatorExecutor("torch-prims"))
 
 
 def run_prims(table: dict[Symbol, Callable]) -> None:
-    """Register functions that take a prim's arguments as they are."""
+    """Register functions that take a prim's arguments unchanged."""
     for prim, function in table.items():
         torchex.register_implementation(prim, function)
         torch_prims.register_implementation(prim, function)
 
 
 def run_prim(prim: Symbol, **how: Any) -> Callable[[Callable], Callable]:
-    """Register the decorated function as what runs `prim`."""
+    """Register the decorated function as the implementation of `prim`."""
 
     def register(function: Callable) -> Callable:
         torchex.register_implementation(prim, function, **how)
@@ -36,7 +36,7 @@ def run_prim(prim: Symbol, **how: Any) -> Callable[[Callable], Callable]:
 
 
 def run_clang(table: dict[Symbol, Callable]) -> None:
-    """Register torch functions that broadcast and promote as the clang symbol does."""
+    """Register torch functions with the broadcasting and dtype promotion of their clang symbols."""
     for symbol, function in table.items():
         torchex.register_implementation(symbol, function)
 
@@ -48,13 +48,13 @@ def run_torchlang(
     checker: Callable | None = None,
     grad_transform: Callable | None = None,
 ) -> None:
-    """Register a torchlang symbol that needs more than the torch function it stands for: another function, a checker,
-    or a gradient rule that uses torch's own backward operators."""
+    """Register a torchlang symbol that needs more than its torch function: another function, a checker, or a gradient
+    rule that uses torch's backward operators."""
     torchex.register_implementation(
         symbol, function or torch_function_of(symbol), checker=checker, grad_transform=grad_transform
     )
 
 
 def as_what_it_calls(*args: Any, **kwargs: Any) -> Decision:
-    """Decline every call: the checker of a symbol whose torch function is Python around others, which run instead."""
+    """Decline every call: the checker of a symbol whose torch function is Python code around others, which run."""
     return decline("torch runs the functions that this one calls")

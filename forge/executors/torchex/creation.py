@@ -10,13 +10,13 @@ from forge.executors.torchex.core import run_prim
 
 @run_prim(prims.full)
 def full(shape: tuple, value: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """torch.full names dtype and device."""
+    """Call torch.full, whose dtype and device are keywords."""
     return torch.full(shape, value, dtype=dtype, device=device)
 
 
 @run_prim(prims.empty)
 def empty(shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """torch.empty names dtype and device."""
+    """Call torch.empty, whose dtype and device are keywords."""
     return torch.empty(shape, dtype=dtype, device=device)
 
 
@@ -29,7 +29,7 @@ def iota(length: int, start: Any, step: Any, dtype: torch.dtype, device: torch.d
 
 @run_prim(prims.tensor)
 def tensor(data: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """torch.tensor names dtype and device."""
+    """Call torch.tensor, whose dtype and device are keywords."""
     return torch.tensor(data, dtype=dtype, device=device)
 
 
@@ -37,6 +37,6 @@ def tensor(data: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 def triangle_indices(
     upper: bool, rows: int, columns: int, offset: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """torch has a function for each triangle."""
+    """Call torch's function for the triangle."""
     function = torch.triu_indices if upper else torch.tril_indices
     return function(rows, columns, offset, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The torch executor's ctc_loss: its graph is kept, since the shapes in it depend on the targets' lengths."""
+"""The torch executor's ctc_loss. Its autograd graph is kept because shapes in it depend on the target lengths."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def ctc_loss(log_probs: torch.Tensor, *how: Any) -> torch.Tensor:
 
 @run_prim(prims.ctc_loss_backward)
 def ctc_loss_backward(g: torch.Tensor, log_probs: torch.Tensor, *how: Any) -> torch.Tensor:
-    """Compute the gradient by torch's autograd, from another run of the forward."""
+    """Compute the gradient by torch's autograd; the forward runs again."""
     with torch.enable_grad():
         leaf = log_probs.detach().requires_grad_()
         return torch.autograd.grad(ctc_loss(leaf, *how), leaf, g)[0]

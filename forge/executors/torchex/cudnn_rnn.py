@@ -1,8 +1,8 @@
-"""Recurrent layers by cuDNN, with what its backward reads as a value of the program.
+"""Recurrent layers by cuDNN, with the residuals of its backward as values of the program.
 
-torch.lstm and its like are compositions. Where cuDNN takes a call, torch's autograd records one operator, whose
-backward reads a buffer of all weights and one that the forward filled, the reserve. Both operators are called here as
-torch does, with the same arguments, so that a program has no autograd graph and can be recorded as CUDA graphs.
+torch.lstm and its siblings are compositions. Where cuDNN takes a call, torch's autograd records one operator, whose
+backward reads a buffer of all weights and the reserve, a buffer that the forward fills. Both operators are called here
+with the arguments that torch passes, so that a program has no autograd graph and can be captured in CUDA graphs.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ _FUNCTIONS: dict[str, Callable] = {kind: getattr(torch, kind) for kind in _MODES
 
 Sizes = tuple[int, tuple[int, ...], int]
 _UNKNOWN: Sizes = (0, (), 0)
-_DEVICE = "cuda"  # tests have doubles of the operators, for the CPU
+_DEVICE = "cuda"  # tests replace the operators by CPU doubles
 Proxies = Sequence[TensorProxy]
 
 
@@ -43,8 +43,8 @@ class Layers(NamedTuple):
         num_layers: The number of layers.
         is_batch_first: True for an input (N, steps, features).
         is_bidirectional: True for layers of two directions.
-        sizes: The number of elements of the buffer of weights, the place of each weight in it, and the bytes of the
-            reserve, all of which cuDNN decides.
+        sizes: The number of elements of the weight buffer, the offset of each weight in it, and the size of the
+            reserve in bytes. cuDNN determines all of them.
     """
 
     kind: str
@@ -64,7 +64,7 @@ def _arguments(layers: Layers, hx: torch.Tensor, cx: torch.Tensor | None = None)
 
 
 def _weight_buffer(params: Sequence[torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """Return the buffer of all weights: the memory where nn.RNNBase.flatten_parameters put them, else a copy.
+    """Return the buffer of all weights: the storage from nn.RNNBase.flatten_parameters if there is one, else a copy.
 
     Source: try_get_weight_buf (aten/src/ATen/native/cudnn/RNN.cpp).
     """
@@ -83,7 +83,7 @@ def _weight_buffer(params: Sequence[torch.Tensor], sizes: Sizes) -> torch.Tensor
 
 
 def _flatten(params: Sequence[torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """Return the buffer of all weights, a copy; without biases there are zeros in their place."""
+    """Copy all weights to a new buffer; absent biases are zeros."""
     count, places, _ = sizes
     buffer = params[0].new_zeros(count)
     if isinstance(buffer, FakeTensor):
@@ -95,7 +95,7 @@ def _flatten(params: Sequence[torch.Tensor], sizes: Sizes) -> torch.Tensor:
 
 
 def _as_laid_out(layers: Layers, x: torch.Tensor) -> torch.Tensor:
-    """Return a sequence in the memory format in which cuDNN reads and writes it: the steps come first."""
+    """Return a sequence in cuDNN's memory format, in which the steps are the outermost dim."""
     if not layers.is_batch_first:
         return x.contiguous()
     return x.transpose(0, 1).contiguous().transpose(0, 1)
@@ -109,7 +109,7 @@ def _cudnn_rnn(
     flat: torch.Tensor | None,
     layers: tuple,
 ) -> tuple[torch.Tensor | None, ...]:
-    """(out, hy, cy or None, reserve). flat: the buffer of all weights, where it has been made."""
+    """Return (out, hy, cy or None, reserve). flat: the buffer of all weights, if it exists already."""
     layers = Layers(*layers)
     if isinstance(input, FakeTensor):
         out = input.new_empty(_output_shape(layers, input.shape, hx.shape[2]))
@@ -154,7 +154,7 @@ def _cudnn_rnn_backward(
             of_hy,
             of_cy[0] if of_cy else None,
             *_arguments(layers, hx, cx),
-            reserve.clone(),  # it is written to, and the backward may run again
+            reserve.clone(),  # the kernel overwrites it, and the backward may run again
             (output_mask[0], output_mask[1], output_mask[2], any(output_mask[3:])),
         )
         results = (dx, dhx, dcx, *(of_params or [None] * len(params)))
@@ -201,7 +201,7 @@ def _cudnn_rnn_backward_meta(
     )
 
 
-# In no region: on fake tensors they only make memory, which is what a fusion executor would compile.
+# Excluded from fusion: on fake tensors the operators only allocate, and a fusion executor would compile just that.
 cudnn_rnn_weights = torchex.register_operator(
     "cudnn_rnn_weights",
     meta=lambda params, sizes: like(params[0], shape=(sizes[0],)),
@@ -215,8 +215,8 @@ cudnn_rnn_backward = torchex.register_operator(
 
 
 def steps(bound: BoundSymbol) -> int:
-    """Return how often the host launches kernels for a call: for one of recurrent layers, at each step of each; once
-    where the number of steps is symbolic."""
+    """Return the number of kernel launches of a call: one per step of each recurrent layer, one per layer if the number
+    of steps is symbolic, one for other calls."""
     if bound.symbol in (cudnn_rnn, cudnn_rnn_backward):
         is_forward = bound.symbol is cudnn_rnn
         input, layers = bound.args[0 if is_forward else 1], Layers(*bound.args[5 if is_forward else 8])
@@ -227,13 +227,13 @@ def steps(bound: BoundSymbol) -> int:
     return sum(length if isinstance(length, int) else 1 for length in lengths) or 1
 
 
-# torch's choice, and cuDNN's sizes
+# torch's kernel selection and cuDNN's sizes
 
 _measured = BoundedDict(256)
 
 
 def _sizes(kind: str, arguments: dict[str, Any], states: Proxies) -> Sizes | None:
-    """Return the sizes of cuDNN's buffers for a call; None where torch takes other kernels."""
+    """Return the sizes of cuDNN's buffers for a call, or None if torch selects other kernels."""
     input, params = arguments["input"], arguments["params"]
     how = (
         arguments["has_biases"],
@@ -253,7 +253,7 @@ def _sizes(kind: str, arguments: dict[str, Any], states: Proxies) -> Sizes | Non
 
 
 def _measure(kind: str, input: TensorProxy, states: Proxies, params: Proxies, how: tuple) -> Sizes | None:
-    """Run a call on zeros, and see what torch's autograd keeps of it. torch has no other way to ask cuDNN."""
+    """Run a call on zeros and inspect the residuals of torch's autograd. torch has no other query of cuDNN's sizes."""
     has_biases, count, _, _, is_bidirectional, is_batch_first = how
     layers = Layers(kind, _weights_of_a_layer(has_biases, states), count, is_batch_first, is_bidirectional, _UNKNOWN)
     with disable_current_modes(), torch.inference_mode(False):
@@ -273,13 +273,13 @@ def _measure(kind: str, input: TensorProxy, states: Proxies, params: Proxies, ho
 
 
 def _weights_of_a_layer(has_biases: bool, states: Sequence[Any]) -> int:
-    """Return the number of weights of a layer in one direction; a projection has one of its own."""
+    """Return the number of weights of a layer in one direction; a projection adds one."""
     is_projected = len(states) > 1 and states[0].shape[2] != states[1].shape[2]
     return (4 if has_biases else 2) + is_projected
 
 
 def takes(kind: str, arguments: dict[str, Any]) -> Layers | Declined:
-    """Return the options of a call that cuDNN's pair of operators takes, else the reason why not."""
+    """Return the options of a call that cuDNN's pair of operators takes, else the reason for the decline."""
     hx = arguments["hx"]
     states = [hx] if isinstance(hx, TensorProxy) else list(hx)
     tensors = (arguments["input"], *states, *arguments["params"])
@@ -295,7 +295,7 @@ def takes(kind: str, arguments: dict[str, Any]) -> Layers | Declined:
         return decline("its tensors have several dtypes or devices")
     try:
         sizes = _sizes(kind, arguments, states)
-    except RuntimeError as error:  # of cuDNN, or memory is short
+    except RuntimeError as error:  # from cuDNN, or out of memory
         return decline(f"cuDNN does not take it: {error}")
     if sizes is None:
         return decline("torch does not take cuDNN for it")
@@ -307,7 +307,7 @@ def cudnn_grad(layers: Layers, arguments: dict[str, Any]) -> tuple[TensorProxy, 
     """Compute the layers, and their gradients by cuDNN's backward."""
     input, params = arguments["input"], tuple(arguments["params"])
     hx, cx = (arguments["hx"], None) if isinstance(arguments["hx"], TensorProxy) else arguments["hx"]
-    # torch.nn flattens the weights of these dtypes alone; the buffer of others is copied once
+    # torch.nn flattens only weights of these dtypes; others are copied into the buffer once
     flat = None if input.dtype in CUDNN_TENSOR_DTYPES else cudnn_rnn_weights(params, layers.sizes)
     out, hy, cy, reserve = cudnn_rnn(input, hx, cx, params, flat, tuple(layers))
     results = (out, hy) if cy is None else (out, hy, cy)

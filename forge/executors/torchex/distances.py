@@ -1,4 +1,4 @@
-"""The torch executor's distances: the gradient of pdist runs eager's kernel."""
+"""The torch executor's implementations of distances; the gradient of pdist runs eager's kernel."""
 
 import torch
 
@@ -9,7 +9,7 @@ from forge.prims.core import like
 
 
 def _backward(g: torch.Tensor, x: torch.Tensor, p: float, out: torch.Tensor) -> torch.Tensor:
-    """Eager's kernel, which does not survive that there are no pairs."""
+    """Call eager's kernel, except without pairs, for which it crashes."""
     if not out.numel():
         return torch.zeros_like(x)
     return torch.ops.aten._pdist_backward(g.contiguous(), x.contiguous(), p, out)

@@ -1,4 +1,4 @@
-"""The torch executor's collectives. They send contiguous tensors only, and a gradient may not be contiguous."""
+"""The torch executor's collectives. They take contiguous tensors only, and a gradient may not be contiguous."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ if torch.distributed.is_available():
     run_prims({prims.unshard: shards.gather_alone, prims.reduce_to_shard: shards.reduce_alone})
 
     def all_reduce_(x: torch.Tensor, reduce_op: str, group: str) -> torch.Tensor:
-        """Return the processes' tensors reduced, in x's memory where it is contiguous."""
+        """Reduce the tensors of all ranks, in place if x is contiguous."""
         reduce = functional.all_reduce_ if x.is_contiguous() else functional.all_reduce
         return reduce(x, reduce_op, group)
 
@@ -28,8 +28,8 @@ if torch.distributed.is_available():
 
     @run_prim(prims.wait_tensor)
     def wait_tensor(x: torch.Tensor) -> torch.Tensor:
-        """Return a collective's result once it is there. Raises: CollectiveError, which names the ranks' last
-        collectives."""
+        """Wait for a collective and return its result. Raises: CollectiveError, which names the last collective of
+        each rank."""
         try:
             return functional.wait_tensor(x)
         except RuntimeError as error:
@@ -39,23 +39,23 @@ if torch.distributed.is_available():
 
     @run_prim(prims.all_gather_into_tensor)
     def all_gather_into_tensor(x: torch.Tensor, group_size: int, group: str) -> torch.Tensor:
-        """Return the processes' tensors one after the other along dim 0."""
+        """Concatenate the tensors of all ranks along dim 0."""
         return functional.all_gather_into_tensor(x.contiguous(), group_size, group)
 
     @run_prim(prims.reduce_scatter_tensor)
     def reduce_scatter_tensor(x: torch.Tensor, reduce_op: str, group_size: int, group: str) -> torch.Tensor:
-        """Return the processes' tensors reduced, of which each process gets its part along dim 0."""
+        """Reduce the tensors of all ranks and return this rank's part along dim 0."""
         return functional.reduce_scatter_tensor(x.contiguous(), reduce_op, group_size, group)
 
     @run_prim(prims.all_to_all_single)
     def all_to_all_single(
         x: torch.Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int], group: str
     ) -> torch.Tensor:
-        """Each process sends a part of x along dim 0 to each process."""
+        """Send a part of x along dim 0 to each rank."""
         return functional.all_to_all_single(x.contiguous(), output_split_sizes, input_split_sizes, group)
 
     def _messages(function: Callable, tag: Tag) -> Symbol:
-        """Return the operator that a function of lists is; it is made of calls whose metadata are known."""
+        """Return the operator of a function of lists; it decomposes into calls with known metadata."""
         tags = (tag, Tag.NO_FUSE)
         return torchex.register_operator(function.__name__, meta=lambda *args: None, fn=function, tags=tags)
 

@@ -32,13 +32,13 @@ run_prim(prims.convert_element_type)(torch.Tensor.to)
 
 @run_prim(prims.real)
 def real(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of its own, where torch.real shows x's memory."""
+    """Return a copy; torch.real returns a view of x."""
     return torch.real(x).clone()
 
 
 @run_prim(prims.imag)
 def imag(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of its own, where torch.imag shows x's memory."""
+    """Return a copy; torch.imag returns a view of x."""
     return torch.imag(x).clone()
 
 
@@ -50,15 +50,15 @@ def device_put(x: torch.Tensor, device: torch.device, non_blocking: bool = False
 
 @run_prim(prims.no_derivative)
 def no_derivative(gradient: torch.Tensor, of: str) -> torch.Tensor:
-    """Raise the error of torch's own backward."""
+    """Raise the error that torch's backward raises."""
     raise NotImplementedError(f"the derivative for '{of}' is not implemented")
 
 
-# prims take a number in place of a tensor; some of torch's functions do not
+# prims accept a number as a tensor operand; some of torch's functions do not
 
 
 def _of_tensors(function: Callable) -> Callable:
-    """Return `function`, which takes no number, as one that does."""
+    """Wrap `function`, which takes tensors only, to accept a number as either operand."""
 
     def run(a: Any, b: Any) -> torch.Tensor:
         if not isinstance(a, torch.Tensor):
@@ -71,7 +71,7 @@ def _of_tensors(function: Callable) -> Callable:
 
 
 def _publish(function: Callable, name: str) -> Callable:
-    """Make a function an attribute of this module, under which a printed trace finds it."""
+    """Make a function an attribute of this module, which a printed trace refers to."""
     function.__name__ = function.__qualname__ = name
     globals()[name] = function
     return function
@@ -82,7 +82,7 @@ for _name in [*_TENSOR_FIRST, *_TENSORS_ONLY]:
 
 
 def _limit(function: Callable, by_number: Callable) -> Callable:
-    """maximum or minimum, of tensors and of a number."""
+    """Return maximum or minimum for tensors, or for a tensor and a number."""
 
     def run(a: Any, b: Any) -> torch.Tensor:
         if not isinstance(b, torch.Tensor):

@@ -1,4 +1,4 @@
-"""The torch executor's embedding_bag: its graph is kept for the backward."""
+"""The torch executor's embedding_bag; its autograd graph is kept for the backward."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The torch executor's implementations of the factorizations that are no library prims."""
+"""The torch executor's implementations of the factorizations that are not library prims."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The torch executor's implementations of the library prims: each is a torch function."""
+"""The torch executor's implementations of the library prims, each by one torch function."""
 
 from forge import prims
 from forge.executors.torchex.core import run_prims

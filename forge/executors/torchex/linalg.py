@@ -19,7 +19,7 @@ matmul = torchex.register_operator("matmul", like=clang.matmul, fn=torch.matmul)
 
 
 def _product(a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    """torch.matmul finds out at run time what is known here: which product it is."""
+    """Select the product at compile time, which torch.matmul does at run time."""
     if a.ndim == b.ndim == 2:
         return mm(a, b)
     if a.ndim == b.ndim == 3 and prims.statically_true(a.shape[0] == b.shape[0]):
@@ -32,8 +32,8 @@ for _symbol in (prims.matmul, clang.matmul):
 
 
 def _has_aligned_rows(x: torch.Tensor) -> bool:
-    """Return whether torch's grouped product takes matrices as they lie: the elements of each row, or of each column,
-    are side by side, and all rows begin at multiples of 16 bytes.
+    """Return whether torch's grouped product takes matrices with their strides: rows or columns have stride 1, and all
+    rows begin at multiples of 16 bytes.
 
     Source: check_valid_strides_and_return_transposed (aten/src/ATen/native/GroupedMMUtils.h).
     """
@@ -62,10 +62,10 @@ def _with_aligned_columns(x: torch.Tensor) -> torch.Tensor:
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None) -> torch.Tensor:
-    """Call torch's function, which refuses operands that its kernels cannot read: those are copied first.
+    """Call torch's function; copy operands first whose layout its kernels do not support.
 
-    In a copy, groups lie one after another. Where they lie side by side, in each row, the kernel of a GPU stops if one
-    is empty or does not begin at a multiple of 16 bytes.
+    In a copy, groups are consecutive blocks. Where the groups split each row instead, the GPU kernel fails if one is
+    empty or does not begin at a multiple of 16 bytes.
     Source: prepare_grouped_gemm_data (aten/src/ATen/native/cuda/GroupMMCommon.cuh).
     """
     align_a = _with_aligned_columns if a.ndim == b.ndim == 2 else _with_aligned_rows
@@ -80,7 +80,8 @@ grouped_mm_of_host_offsets = torchex.register_operator(
 
 
 def _choose_grouped_mm(a: TensorProxy, b: TensorProxy, offs: TensorProxy | None = None) -> TensorProxy:
-    """On a GPU, torch's kernel of bfloat16 reads the offsets there; of other dtypes, torch reads them back."""
+    """On a GPU, torch's bfloat16 kernel reads the offsets on the device; for other dtypes torch copies them to the
+    host."""
     if a.device.type == "cuda" and a.dtype != torch.bfloat16 and offs is not None:
         return grouped_mm_of_host_offsets(a, b, offs)
     return grouped_mm(a, b, offs)
@@ -95,7 +96,7 @@ for _symbol in (torchlang.grouped_mm, torchlang.grouped_mm_by_position):
 def _cdist_backward(
     g: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distances: torch.Tensor
 ) -> torch.Tensor:
-    """Call the kernel, which wants one batch and rows laid out one after another."""
+    """Call the kernel, which requires one batch dim and contiguous rows."""
     batch = g.shape[:-2]
     x1, x2 = [x.expand(*batch, *x.shape[-2:]).contiguous() for x in (x1, x2)]
     return torch.ops.aten._cdist_backward(g.contiguous(), x1, x2, p, distances.contiguous())

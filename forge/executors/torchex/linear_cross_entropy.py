@@ -1,7 +1,8 @@
-"""The torch executor's head and loss of a language model: in chunks of rows, so that all logits are never held.
+"""The torch executor's fused head and loss of a language model, in chunks of rows, so that the logits are never
+materialized as a whole.
 
-Where gradients are needed, the forward makes them too, chunk by chunk: no product is done twice, and the gradient of a
-loss that is one number only scales what comes in. The gradient of the weight adds up in its products.
+Where gradients are needed, the forward computes them too, chunk by chunk: no product is recomputed, and the gradient of
+a scalar loss only scales them. The weight's gradient accumulates in its products.
 """
 
 import contextlib
@@ -25,10 +26,10 @@ from forge.torchlang.nn.fused_linear_cross_entropy import Step
 
 aten = torch.ops.aten
 
-CHUNK_BYTES = 2**30  # of logits: few products, which are as fast as one, and sums of half precision
+CHUNK_BYTES = 2**30  # of logits: few products, which are as fast as one, and few sums in half precision
 CPU_CHUNK_BYTES = 32 * 2**20
-SOFTMAX_BYTES = 2**28  # of it in its wider dtype, at a time: rows enough for all processors of a GPU
-FEW = 4  # as many sums of half precision round no worse than what they add
+SOFTMAX_BYTES = 2**28  # of the softmax in its wider dtype at a time: rows enough for all multiprocessors of a GPU
+FEW = 4  # this many sums in half precision round no worse than their operands
 
 _HALVES = (torch.bfloat16, torch.float16)
 _NONE, _SUM = 0, 2
@@ -41,8 +42,8 @@ class Rows(NamedTuple):
     """The arguments of one call, as matrices of rows.
 
     Attributes:
-        weight: (width, H). width is the number of classes or, with zeros after the last class, a multiple of 8, with
-            which products are fast. Logits and their gradients are as wide; gradients of what is no class are 0.
+        weight: (width, H). width is the number of classes, or padded with zeros to a multiple of 8, for which products
+            are fast. Logits and their gradients have the same width; gradients of the padding are 0.
         bias: (width,).
         classes: The number of classes.
     """
@@ -59,11 +60,11 @@ class Rows(NamedTuple):
     ignore_index: int
     reduction: str
     label_smoothing: float
-    dtype: torch.dtype  # of the scores
+    dtype: torch.dtype  # the scores' dtype
 
     @property
     def wide(self) -> torch.dtype:
-        """In which the softmax is computed."""
+        """The dtype of the softmax."""
         return _wide(self.dtype)
 
 
@@ -77,7 +78,7 @@ def _dtype(steps: tuple[Step, ...], dtype: torch.dtype) -> torch.dtype:
 
 
 def _rows(*call: Any) -> Rows:
-    """Return the arguments of a call, which are those of linear_cross_entropy."""
+    """Return the arguments of a call of linear_cross_entropy as Rows."""
     hidden, weight, bias, logits, target, class_weight, steps, first, ignored, reduction, label_smoothing = call
     dtype = _dtype(steps, hidden.dtype)
     start = 0 if logits is None else first
@@ -93,8 +94,8 @@ def _rows(*call: Any) -> Rows:
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
-    """Return a weight or bias with zeros after the last class, where products with as many classes are slow: cuBLAS
-    loads one element at a time where 16 bytes do not divide a row."""
+    """Return a weight or bias, padded with zeros after the last class where products of that size are slow: cuBLAS
+    loads one element at a time if the bytes of a row are no multiple of 16."""
     if x.device.type != "cuda" or not isinstance(x.shape[0], int):
         return x
     missing = -x.shape[0] % (ROW_BYTES // x.element_size())
@@ -107,13 +108,13 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 
 def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
-    """Take rows of (..., V) without a copy of all."""
-    with contextlib.suppress(RuntimeError):  # dims that are no one dim in memory
+    """Return a function that selects rows of (..., V) without a copy of all of them."""
+    with contextlib.suppress(RuntimeError):  # the strides do not allow to flatten the leading dims
         return x.view(-1, x.shape[-1]).__getitem__
 
     def pick(rows: slice) -> torch.Tensor:
         flat_indices, places = torch.arange(rows.start, rows.stop, device=x.device), []
-        for size in reversed(x.shape[:-1]):  # torch.unravel_index copies the shape to the device, and waits for it
+        for size in reversed(x.shape[:-1]):  # torch.unravel_index copies the shape to the device and synchronizes
             places.append(flat_indices % size)
             flat_indices = flat_indices // size
         return x[tuple(reversed(places))]
@@ -122,9 +123,9 @@ def _picker(x: torch.Tensor) -> Callable[[slice], torch.Tensor]:
 
 
 def _chunks(inputs: Rows) -> list[slice]:
-    """Return as few slices of the rows as CHUNK_BYTES of logits allow, about equally long."""
+    """Return as few slices of the rows as CHUNK_BYTES of logits allow, of about equal size."""
     count = inputs.hidden.shape[0]
-    if not isinstance(count, int) or not isinstance(inputs.weight.shape[0], int):  # while strides are found out
+    if not isinstance(count, int) or not isinstance(inputs.weight.shape[0], int):  # while strides are inferred
         return [slice(0, count)]
     row = inputs.weight.shape[0] * max(inputs.hidden.element_size(), inputs.dtype.itemsize)
     is_for_cpu = inputs.hidden.device.type == "cpu" and not _as_on_a_gpu.get()
@@ -138,7 +139,7 @@ def _chunks(inputs: Rows) -> list[slice]:
 
 @contextlib.contextmanager
 def chunks_of_a_gpu() -> Iterator[None]:
-    """Compute on a CPU, too, in the chunks of a GPU, for which a CPU's program is simulated."""
+    """Use a GPU's chunks on a CPU too, for a GPU program that is simulated on a CPU."""
     token = _as_on_a_gpu.set(True)
     try:
         yield
@@ -147,7 +148,7 @@ def chunks_of_a_gpu() -> Iterator[None]:
 
 
 def logits_of(inputs: Rows, rows: slice) -> torch.Tensor:
-    """Return the logits of a chunk: in memory of their own, unless the program reads them."""
+    """Return the logits of a chunk, in new memory unless the program reads them."""
     if inputs.logits is not None:
         return inputs.logits(rows)
     hidden, matrix = inputs.hidden[rows], inputs.weight.t()
@@ -155,12 +156,12 @@ def logits_of(inputs: Rows, rows: slice) -> torch.Tensor:
 
 
 def _as_wide(g: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the gradient of logits with zeros after the last class."""
+    """Return the gradient of logits, padded with zeros after the last class."""
     return g if g.shape[1] == width else F.pad(g, (0, width - g.shape[1]))
 
 
 def _scores(inputs: Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor | torch.dtype | None]]:
-    """Return the scores of a chunk, and for each step what its backward reads: tanh's result, a cast's first dtype."""
+    """Return the scores of a chunk and the residual of each step: tanh's result, a cast's source dtype."""
     x = logits_of(inputs, rows)[:, : inputs.classes]
     residuals: list[torch.Tensor | torch.dtype | None] = []
     if inputs.logits is not None:
@@ -179,7 +180,7 @@ def _scores(inputs: Rows, rows: slice) -> tuple[torch.Tensor, list[torch.Tensor 
 
 
 def _values_of_steps(inputs: Rows, logits: torch.Tensor) -> list[torch.Tensor | torch.dtype | None]:
-    """Return the values that the backwards of the steps before `first` read: tanh's result from its input."""
+    """Return the residuals of the steps before `first`; tanh's result is recomputed from its input."""
     dtypes = [inputs.hidden.dtype]
     for step in inputs.steps[: inputs.first]:
         dtypes.append(step[1] if step[0] == "to" else dtypes[-1])
@@ -191,13 +192,13 @@ def _values_of_steps(inputs: Rows, logits: torch.Tensor) -> list[torch.Tensor | 
             x = x / step[1]
         elif step[0] == "div":
             x = x * step[1]
-        elif step[0] == "tanh":  # tanh's backward reads its result: the value before it is not needed
+        elif step[0] == "tanh":  # tanh's backward reads its result, not its input
             x = logits
     return residuals[::-1]
 
 
 def _back(g: torch.Tensor, inputs: Rows, residuals: list[torch.Tensor | torch.dtype | None]) -> torch.Tensor:
-    """Return the gradient of the linear layer's result from that of the scores, which it may write to."""
+    """Return the gradient of the linear layer's result from the gradient of the scores, which may be overwritten."""
     for step, value in zip(reversed(inputs.steps), reversed(residuals), strict=True):
         if step[0] == "to":
             g = g.to(value)
@@ -209,7 +210,7 @@ def _back(g: torch.Tensor, inputs: Rows, residuals: list[torch.Tensor | torch.dt
 
 
 class Weights(NamedTuple):
-    """The factor of each row in the loss and in the gradients, and the number by which the loss is divided."""
+    """The factor of each row in the loss and in the gradients, and the divisor of the loss."""
 
     of_loss: torch.Tensor
     of_gradient: torch.Tensor
@@ -234,8 +235,8 @@ def _log_softmax(scores: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
 
 
 def _losses(inputs: Rows, rows: slice, logs: torch.Tensor, reduction: int) -> torch.Tensor:
-    """Return the loss of a chunk: of each row, or their sum; the part of the even classes is not divided, nor are
-    weights."""
+    """Return the loss of each row of a chunk, or their sum, without class weights in the term of label smoothing, and
+    before the division by `Weights.total`."""
     target = inputs.target[rows]
     loss, _ = aten.nll_loss_forward(logs, target, inputs.class_weight, reduction, inputs.ignore_index)
     if not inputs.label_smoothing:
@@ -245,7 +246,7 @@ def _losses(inputs: Rows, rows: slice, logs: torch.Tensor, reduction: int) -> to
     return loss * (1 - inputs.label_smoothing) + even * (inputs.label_smoothing / logs.shape[-1])
 
 
-# The losses of a chunk of rows, or their sum, before it is divided.
+# Returns the losses of a chunk of rows, or their sum before the division by `Weights.total`.
 ChunkLoss = Callable[[Rows, slice, Weights, bool], torch.Tensor]
 
 
@@ -265,7 +266,7 @@ def _chunk_loss(inputs: Rows, rows: slice, weights: Weights, is_reduced: bool) -
 
 
 class _Gradients:
-    """The gradients of hidden, weight and bias, which chunks add to."""
+    """The gradients of hidden, weight and bias, accumulated over chunks."""
 
     def __init__(self, inputs: Rows, output_mask: tuple[bool, bool, bool], chunks: int) -> None:
         hidden, weight = inputs.hidden, inputs.weight
@@ -279,7 +280,7 @@ class _Gradients:
         self.classes = slice(inputs.classes)
 
     def add(self, rows: slice, g: torch.Tensor, counts: torch.Tensor | None) -> None:
-        """Add a chunk's gradients: g is the gradient of its logits, of which each row is to be multiplied by counts."""
+        """Add a chunk's gradients. g: the gradient of its logits, whose rows are still to be multiplied by `counts`."""
         hidden, weight = self.inputs.hidden[rows], self.inputs.weight
         g = _as_wide(g, weight.shape[0])
         if self.hidden is not None:
@@ -308,7 +309,7 @@ class _Gradients:
 
 @functools.cache
 def _sums_wide(device: torch.device) -> bool:
-    """Return whether a device multiplies bfloat16 into float32 sums."""
+    """Return whether a device multiplies bfloat16 with float32 accumulation."""
     if device.type != "cuda":
         return False
     a = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
@@ -320,8 +321,8 @@ def _sums_wide(device: torch.device) -> bool:
     return bool((total == 17).all())
 
 
-# Of a chunk of rows: the loss, before it is divided; the gradient of its logits; the factors by which the rows of that
-# are still to be multiplied, or None.
+# Returns, for a chunk of rows, the loss before the division, the gradient of its logits, and the factors by which the
+# gradient's rows are still to be multiplied, or None.
 DifferentiatedChunk = Callable[[Rows, slice, Weights], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
@@ -348,8 +349,8 @@ def _differentiate_chunk(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Differentiate a chunk by torch's functions.
 
-    The softmax is computed of some rows at a time: what is wider than the scores is never there for all. The gradient
-    takes the scores' memory where nobody else reads it.
+    The softmax is computed for some rows at a time, so that its wider dtype is never materialized for all. The gradient
+    reuses the scores' memory if they are dead.
     """
     scores, residuals = _scores(inputs, rows)
     own = inputs.logits is None and all(each is not scores for each in residuals)
@@ -364,7 +365,7 @@ def _differentiate_chunk(
 
 
 def _softmax_rows(scores: torch.Tensor, wide: torch.dtype) -> list[slice]:
-    """As few slices as SOFTMAX_BYTES of their softmax allow."""
+    """Return as few slices of the rows as SOFTMAX_BYTES of their softmax allow."""
     count, classes = scores.shape
     if not isinstance(count, int) or not isinstance(classes, int):
         return [slice(0, count)]
@@ -373,12 +374,13 @@ def _softmax_rows(scores: torch.Tensor, wide: torch.dtype) -> list[slice]:
 
 
 def _within(rows: slice, some: slice) -> slice:
-    """Return the rows `some`, counted from the first of `rows`."""
+    """Return the slice `some` of `rows`, as a slice of all rows."""
     return slice(rows.start + some.start, rows.start + some.stop)
 
 
 def _of_scores(inputs: Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor) -> None:
-    """Write the gradient of each row's loss by its scores, from their log softmax: probabilities less the target."""
+    """Write the gradient of each row's loss with respect to its scores, from their log softmax: probabilities minus
+    the target."""
     target, even = inputs.target[rows], inputs.label_smoothing / logs.shape[-1]
     classes = torch.where(target != inputs.ignore_index, target, 0).to(torch.int64).unsqueeze(1)
     of_target = logs.gather(1, classes).exp_() - (1 - inputs.label_smoothing + even)
@@ -390,12 +392,12 @@ def _of_scores(inputs: Rows, rows: slice, logs: torch.Tensor, out: torch.Tensor)
 
 
 def _scale(gradient: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """gradient * g, in its memory where nobody reads it again."""
+    """Return gradient * g, in place unless the graph is kept."""
     return gradient * g if graph_is_kept() else gradient.mul_(g)
 
 
 def _meta(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: Any) -> tuple:
-    """Return (loss, gradients of hidden, weight and bias)."""
+    """Return the metadata of (loss, gradients of hidden, weight and bias)."""
     *_, steps, _, _, _, _, output_mask = rest
     loss = like(hidden, shape=(), dtype=_dtype(steps, hidden.dtype))
     pairs = zip((hidden, weight, bias), output_mask, strict=True)
@@ -413,10 +415,10 @@ def register(
 
     Args:
         executor: The executor.
-        loss: `loss_of` the executor's own function of a chunk.
-        loss_and_gradients: `loss_and_gradients_of` the executor's own function of a chunk.
-        scale: A function of the weight's gradient and the loss's that returns their product, in memory of the first
-            where nothing reads that again.
+        loss: `loss_of`, bound to the executor's function for a chunk.
+        loss_and_gradients: `loss_and_gradients_of`, bound to the executor's function for a chunk.
+        scale: A function that returns the product of a gradient and the loss's gradient, in the memory of the first
+            if it is dead afterwards.
         checker: The checker of a call.
     """
     tags = [Tag.UNINITIALIZED, Tag.DONATES]

@@ -1,4 +1,4 @@
-"""The torch executor's loss family, with eager's backward kernels, which read the inputs alone."""
+"""The torch executor's loss family, with eager's backward kernels, whose only residuals are the inputs."""
 
 from collections.abc import Callable
 
@@ -18,18 +18,18 @@ Optional = TensorProxy | None
 REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
 
-# losses of a difference: the target's gradient is the input's with the two exchanged
+# losses of a difference: the target's gradient is the input's gradient with input and target swapped
 
 
 def _backward_of(name: str, kernel: Callable) -> Symbol:
-    """Return an operator (g, x, y, reduction, options) that gives the gradient of x."""
+    """Return an operator (g, x, y, reduction, options) that computes the gradient of x."""
     return torchex.register_operator(name, meta=lambda g, x, y, *how: like(x), fn=kernel)
 
 
 def _put_pair(
     backward: Symbol, out: TensorProxy, input: TensorProxy, target: TensorProxy, reduction: str, *options: float
 ) -> None:
-    """Put the gradients of both, which are broadcast first, as torch's Python functions do."""
+    """Put the gradients of both operands, which are broadcast first as in torch's Python functions."""
     g = get_grad(out)
     x, y = clang.prepare(backward.name, input, target)
     for argument, pair in ((input, (x, y)), (target, (y, x))):
@@ -68,7 +68,7 @@ def _smooth_l1_loss_grad(
     reduction: str = "mean",
     beta: float = 1.0,
 ) -> TensorProxy:
-    if beta == 0 or input.is_complex() or target.is_complex():  # it is l1_loss then
+    if beta == 0 or input.is_complex() or target.is_complex():  # torch runs l1_loss
         return NotImplemented
     out = torchlang.smooth_l1_loss(input, target, size_average, reduce, reduction, beta)
     _put_pair(smooth_l1_loss_backward, out, input, target, reduction, beta)
@@ -88,11 +88,11 @@ run_torchlang(torchlang.smooth_l1_loss, grad_transform=_smooth_l1_loss_grad)
 run_torchlang(torchlang.huber_loss, checker=_has_no_weight, grad_transform=_huber_loss_grad)
 
 
-# nll_loss, which cross_entropy is made of
+# nll_loss, to which cross_entropy decomposes
 
 
 def _as_image(x: torch.Tensor) -> torch.Tensor:
-    """(N, C, *) as (N, C, H, W): the kernel knows vectors and images."""
+    """Reshape (N, C, *) to (N, C, H, W): the kernels take vectors and images only."""
     return x if x.ndim == 4 else x.reshape(*x.shape[:2], 1, -1)
 
 
@@ -158,7 +158,7 @@ run_torchlang(torchlang.nll_loss, grad_transform=_nll_loss_grad)
 
 
 def _scores_of_classes(x: torch.Tensor, target: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """Return x at the targets, by nll_loss, whose errors name one that is out of bounds."""
+    """Return x at the targets, by nll_loss, whose error names a target that is out of bounds."""
     return _nll_loss(x, target, None, REDUCTION["none"], ignore_index)[0].neg_()
 
 

@@ -1,4 +1,4 @@
-"""The torch executor's margin losses of several classes, with eager's backward kernels."""
+"""The torch executor's multi-class margin losses, with eager's backward kernels."""
 
 import torch
 

@@ -9,12 +9,12 @@ from forge.ir import Dim, Tag
 from forge.ir.memory import overlaps
 from forge.torch_internals.functions import torch_foreach_copy_
 
-ROW_BYTES = 16  # the fast kernels of cuBLAS take matrices whose rows begin at multiples of it
+ROW_BYTES = 16  # cuBLAS's fast kernels require rows that begin at multiples of it
 
 
 @run_prim(prims.with_data)
 def with_data(x: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """Return the value; its history is the gradient rule's."""
+    """Return the value; the gradient rule defines its autograd history."""
     return new
 
 
@@ -30,16 +30,16 @@ run_prims(
 
 @run_prim(prims.copy_data_)
 def copy_data_(x: torch.Tensor, y: torch.Tensor) -> None:
-    """Write into x's memory, of which x's version says nothing."""
+    """Write to x's memory without a bump of its version counter."""
     x.data.copy_(y)
 
 
 def copy_each_(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Write each source into its target's memory, in few kernels."""
+    """Write each source to its target's memory, in few kernel launches."""
     if not any(map(torch.Tensor.is_neg, targets)):
         torch_foreach_copy_(targets, sources)
         return
-    for target, source in zip(targets, sources, strict=True):  # torch's function writes to no negated view
+    for target, source in zip(targets, sources, strict=True):  # torch's function does not write to negated views
         target.copy_(source)
 
 
@@ -48,12 +48,12 @@ copies = torchex.register_operator("copy_each_", meta=lambda targets, sources: N
 
 @run_prim(prims.byte_offset)
 def byte_offset(x: torch.Tensor) -> Dim:
-    """Return the storage offset in bytes: a view of another dtype counts other elements."""
+    """Return the storage offset in bytes, since views of other dtypes count elements of another size."""
     return x.storage_offset() * x.element_size()
 
 
 def _relative(x: torch.Tensor, offset: Dim, origin: torch.Tensor | Dim | None) -> Dim:
-    """Elements of x's dtype, after its first one."""
+    """Return an offset relative to x's first element, in elements of x's dtype."""
     if origin is None:
         return offset
     return offset - (byte_offset(origin) if isinstance(origin, torch.Tensor) else origin) // x.element_size()
@@ -65,7 +65,7 @@ def _reach(shape: tuple, strides: tuple) -> int:
 
 
 def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: Dim) -> tuple[Dim, Dim]:
-    """(elements before x, elements in all) of memory that holds x and what is shown of its surroundings."""
+    """Return (elements before x, elements in all) of memory that holds x and the view, which may exceed x."""
     before = max(-offset, 0)
     return before, before + max(_reach(shape, strides), offset + _reach(size, stride), 0)
 
@@ -74,8 +74,8 @@ def _span(shape: tuple, strides: tuple, size: tuple, stride: tuple, offset: Dim)
 def as_strided(
     x: torch.Tensor, size: tuple, stride: tuple, offset: Dim, strides: tuple, origin: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """Return a view where x has the strides that the program knows of it, and memory around it where that is shown;
-    else a view of a copy, with zeros around it."""
+    """Return a view of x if x has the strides that the program assumes and its storage contains the view; else a view
+    of a copy that is padded with zeros."""
     offset = _relative(x, offset, origin)
     begin = x.storage_offset() + offset
     if _lies_by(x, strides) and begin >= 0 and _is_in_memory(x, begin + _reach(size, stride)):
@@ -85,25 +85,25 @@ def as_strided(
 
 
 def _lies_by(x: torch.Tensor, strides: tuple) -> bool:
-    """Return whether x's elements lie where these strides say; that of a dim of one element says nothing."""
+    """Return whether x has these strides; the stride of a dim of size 1 is ignored."""
     dims = zip(x.shape, x.stride(), strides, strict=True)
     return 0 in x.shape or all(size == 1 or own == step for size, own, step in dims)
 
 
 def _is_in_memory(x: torch.Tensor, end: Dim) -> bool:
-    """Return whether the memory that x lies in has elements of x's dtype up to `end`."""
+    """Return whether x's storage has elements of x's dtype up to `end`."""
     size = x.untyped_storage().nbytes()
-    if isinstance(size, torch.SymInt):  # of no operator: make_fx cannot record where it comes from
+    if isinstance(size, torch.SymInt):  # no operator returns it, so make_fx cannot trace it
         with disable_proxy_modes_tracing():
             return bool(end * x.element_size() <= size)
     return end * x.element_size() <= size
 
 
 def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: Dim, strides: tuple) -> tuple[torch.Tensor, Dim]:
-    """Memory that holds x with these strides, and zeros where more is shown; at which element x begins in it."""
+    """Return memory that holds x with these strides, zero outside of x, and the offset of x in it."""
     before, count = _span(x.shape, strides, size, stride, offset)
     memory = x.new_zeros(count)
-    if overlaps(x.shape, strides):  # elements that are one in memory are equal
+    if overlaps(x.shape, strides):  # elements that share memory are equal
         places = _offsets(count, x.shape, strides, before, x.device)
         return memory.index_copy_(0, places, x.reshape(-1)), before
     return torch.as_strided_scatter(memory, x, x.shape, strides, before), before
@@ -113,8 +113,8 @@ def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: Dim, strides
 def as_strided_backward(
     g: torch.Tensor, shape: tuple, stride: tuple, offset: Dim, strides: tuple, origin: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """Each element of g is added where the view showed it; what it showed around x is left out. Elements of x that are
-    one in memory share its part."""
+    """Add each element of g at its position in the view; drop the gradient outside of x. Elements of x that share
+    memory share their gradient equally."""
     offset = _relative(g, offset, origin)
     before, count = _span(shape, strides, g.shape, stride, offset)
     memory = _added_up(g, count, stride, before + offset)
@@ -124,12 +124,12 @@ def as_strided_backward(
 
 
 def _added_up(g: torch.Tensor, count: Dim, stride: tuple, offset: Dim) -> torch.Tensor:
-    """Return `count` elements of memory, each the sum of the elements of g that a view of these strides has there."""
+    """Return `count` elements of memory, each the sum of the elements of g at its offset in a view of these strides."""
     return g.new_zeros(count).index_add_(0, _offsets(count, g.shape, stride, offset, g.device), g.reshape(-1))
 
 
 def _offsets(count: Dim, shape: tuple, stride: tuple, offset: Dim, device: torch.device) -> torch.Tensor:
-    """Return the offsets, in `count` elements of memory, of the elements of a view of this shape and these strides."""
+    """Return the offset of each element of a view of this shape and these strides, in `count` elements of memory."""
     every = torch.arange(count, device=device)  # type: ignore[arg-type]  # its stub leaves out torch.SymInt
     return every.as_strided(shape, stride, offset).reshape(-1)
 
@@ -143,7 +143,7 @@ def strided_scatter(
     strides: tuple,
     origin: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """Return a copy of x with y where as_strided shows it."""
+    """Return a copy of x whose as_strided view is y."""
     offset = _relative(x, offset, origin)
     memory, before = _memory_of(x, size, stride, offset, strides)
     return torch.as_strided_scatter(memory, y, size, stride, before + offset).as_strided(x.shape, strides, before)

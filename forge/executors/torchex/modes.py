@@ -11,6 +11,6 @@ run_prims({prims.set_grad_enabled: set_grad_enabled})
 
 @run_prim(prims.as_inference)
 def as_inference(x: torch.Tensor, mode: bool) -> torch.Tensor:
-    """Return a copy of x made under inference mode, or outside of it."""
+    """Return a copy of x that is, or is not, an inference tensor."""
     with torch.inference_mode(mode):
         return x.clone()

@@ -32,7 +32,7 @@ def batch_norm_with_update(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor | None, ...]:
-    """(out, mean, rstd, new running mean, new running variance); nothing is written."""
+    """Return (out, mean, rstd, new running mean, new running variance), without side effects."""
     out, *new, mean, rstd = norm.aten_batch_norm(x, running_mean, running_var, weight, bias, momentum, eps)
     return out, mean, rstd, *new
 

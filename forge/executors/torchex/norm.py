@@ -1,4 +1,4 @@
-"""The torch executor's norm family: eager's forward kernels that return statistics, and the backward kernels that
+"""The torch executor's norm family: eager's forward kernels, which return statistics, and the backward kernels that
 read them."""
 
 import math
@@ -44,7 +44,7 @@ def _like_some(mask: Sequence[bool], *of: Parameter) -> tuple:
 def _native_layer_norm_meta(
     x: TensorProxy, shape: Sequence[Dim], weight: Parameter, bias: Parameter, eps: float
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """(out, mean, rstd)."""
+    """Return the metadata of (out, mean, rstd)."""
     statistics = [*x.shape[: x.ndim - len(shape)], *[1] * len(shape)]
     dtype = torchlang.statistics_dtype(x, weight, bias)
     return like(x), like(x, shape=statistics, dtype=dtype), like(x, shape=statistics, dtype=dtype)
@@ -77,13 +77,13 @@ def _layer_norm_grad(
 run_torchlang(torchlang.layer_norm, grad_transform=_layer_norm_grad)
 
 
-# rms_norm: its backward kernel is a GPU's only, and for real numbers
+# rms_norm: torch has its backward kernel only for GPUs and real dtypes
 
 
 def _fused_rms_norm_meta(
     x: TensorProxy, shape: Sequence[Dim], weight: Parameter, eps: float | None
 ) -> tuple[TensorProxy, TensorProxy]:
-    """(out, rstd)."""
+    """Return the metadata of (out, rstd)."""
     return like(x), like(x, shape=[*x.shape[: x.ndim - len(shape)], *[1] * len(shape)], dtype=clang.wider(x.dtype))
 
 
@@ -117,7 +117,7 @@ run_torchlang(torchlang.rms_norm, grad_transform=_rms_norm_grad)
 def _native_group_norm_meta(
     x: TensorProxy, weight: Parameter, bias: Parameter, groups: int, eps: float
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """(out, mean, rstd)."""
+    """Return the metadata of (out, mean, rstd)."""
     dtype = clang.wider(x.dtype) if weight is not None and weight.dtype != x.dtype else x.dtype
     shape = (x.shape[0], groups)
     return like(x), like(x, shape=shape, dtype=dtype), like(x, shape=shape, dtype=dtype)
@@ -125,12 +125,12 @@ def _native_group_norm_meta(
 
 def _sizes(x: torch.Tensor) -> tuple[int, int, int]:
     batch, channels = x.shape[0], x.shape[1]
-    return batch, channels, math.prod(x.shape[2:])  # torch.Size.numel makes integers of symbolic sizes
+    return batch, channels, math.prod(x.shape[2:])  # torch.Size.numel specializes symbolic sizes
 
 
 def _layout(x: torch.Tensor) -> torch.memory_format:
-    """Return the layout that torch.group_norm gives the kernels, which they insist on: on a CPU the input's by its
-    strides, those of lengths of one too."""
+    """Return the memory format that torch.group_norm passes to the kernels, which require it: on a CPU the input's,
+    inferred from its strides, including those of dims of size 1."""
     return torch.contiguous_format if x.is_cuda else suggest_memory_format(x)
 
 
@@ -189,7 +189,7 @@ def _native_batch_norm_meta(
     momentum: float,
     eps: float,
 ) -> tuple[TensorProxy, Parameter, Parameter, TensorProxy, TensorProxy]:
-    """(out, new running mean, new running variance, mean, rstd of the batch)."""
+    """Return the metadata of (out, new running mean, new running variance, mean, rstd of the batch)."""
     running = _like_some([value is not None for value in (running_mean, running_var)], running_mean, running_var)
     dtype = torchlang.statistics_dtype(x, weight, bias, running_mean, running_var)
     statistics = [like(x, shape=(x.shape[1],), dtype=dtype) for _ in range(2)]
@@ -205,12 +205,12 @@ def aten_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor | None, ...]:
-    """On a GPU the operator that changes nothing, which can be fused with what follows. torch's kernel moves running
-    statistics in place: it gets clones."""
+    """Call the functional operator on a GPU, which can be fused with its consumers. Elsewhere torch's kernel updates
+    running statistics in place, so it runs on clones."""
     if x.is_cuda and running_mean is not None and running_var is not None:
         out, mean, rstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
             x, weight, bias, running_mean, running_var, True, momentum, eps
-        )  # of fake tensors, and in code made of them, the new statistics are wider than the kernel's
+        )  # for fake tensors, and in code traced with them, the new statistics are wider than the kernel's
         return out, new_mean.to(running_mean.dtype), new_var.to(running_var.dtype), mean, rstd
     new_mean = None if running_mean is None else running_mean.clone()
     new_var = None if running_var is None else running_var.clone()
@@ -226,7 +226,7 @@ native_batch_norm = torchex.register_operator("native_batch_norm", meta=_native_
 
 
 def _normalize(x: TensorProxy, mean: TensorProxy, rstd: TensorProxy, weight: Parameter, bias: Parameter) -> TensorProxy:
-    """(x - mean) * rstd * weight + bias, as Inductor computes a batch norm."""
+    """Return (x - mean) * rstd * weight + bias, as Inductor computes a batch norm."""
     standardized = (x - per_channel(mean, x.ndim)) * per_channel(rstd, x.ndim)
     return scale_and_shift(standardized, per_channel(weight, x.ndim), per_channel(bias, x.ndim), x.dtype)
 
@@ -235,7 +235,7 @@ normalize = Symbol("batch_norm_normalize", "torchex.batch_norm_normalize", body=
 
 
 def _normalized(bound: BoundSymbol) -> TensorProxy | None:
-    """Record the first result of a batch norm as computed from its statistics, unless these are rounded."""
+    """Record the first result of a batch norm as a function of its statistics, unless these are rounded."""
     x, _, _, weight, bias, *_ = bound.args
     *_, mean, rstd = bound.output
     return normalize(x, mean, rstd, weight, bias) if mean.dtype == clang.wider(x.dtype) else None
@@ -254,8 +254,8 @@ def _batch_norm_backward(
     eps: float,
     mask: tuple[bool, ...],
 ) -> tuple[torch.Tensor | None, ...]:
-    """Call the kernel. `saved` are the statistics of the batch in training; in evaluation the kernel reads `running`,
-    and looks at the dtype of the others all the same."""
+    """Call the kernel. `saved` are the batch's statistics in training; in evaluation the kernel reads `running`, but
+    still checks the dtype of `saved`."""
     if running[0] is None:
         return aten.native_batch_norm_backward(g, x, weight, *running, *saved, True, eps, mask)
     unused = x.new_empty(0, dtype=clang.wider(x.dtype) if x.is_cuda else running[0].dtype)
@@ -300,7 +300,7 @@ def _batch_norm_grad(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    if statically_true(input.numel() == 0):  # torch has another way for these, its kernels do not survive them
+    if statically_true(input.numel() == 0):  # torch has a separate path for these, on which its kernels crash
         return NotImplemented
     out = torchlang.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     mask = _gradient_mask(input, weight, bias)

@@ -1,5 +1,5 @@
-"""The torch executor's pooling and resampling families: one aten operator for each rank; a pool over one dim is one
-over two, the first of length 1."""
+"""The torch executor's pooling and resampling families: one aten operator per rank; a pool over one dim runs as a pool
+over two, the first of size 1."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +15,12 @@ aten = torch.ops.aten
 
 run_prims({prims.im2col: aten.im2col.default, prims.col2im: aten.col2im.default})
 
-_FILLS = (1, 1, 0, 1)  # of a first dim of length 1: the kernel's, or the output's, size; stride, padding, dilation
+_FILLS = (1, 1, 0, 1)  # for the first dim, of size 1: the size of kernel or output; stride, padding, dilation
 
 
 def _run_pool(prim: Symbol, name: str, tensors: int) -> Callable:
-    """Run a pool by the operator for its rank, and return the function, which the caller names as the prim: programs
-    have it by that name. tensors: how many come before the tuples of lengths."""
+    """Run a pool by the operator for its rank, and return the function, which the caller names like the prim: programs
+    refer to it by that name. tensors: the number of tensors before the tuples of sizes."""
     by_rank = {rank: getattr(aten, name.format(rank)) for rank in (2, 3)}
 
     def pool(*args: Any) -> Any:
@@ -88,7 +88,7 @@ _UPSAMPLE = {
 
 
 def _corners(mode: str, align_corners: bool) -> tuple[bool, ...]:
-    """Return the options of an operator: those of the nearest modes know no align_corners."""
+    """Return the options of an operator: those for the nearest modes take no align_corners."""
     return () if mode.startswith("nearest") else (align_corners,)
 
 
@@ -138,7 +138,7 @@ def grid_sampler_backward(g: torch.Tensor, x: torch.Tensor, *how: object) -> tup
 def grid_sampler_double_backward(
     of_x: torch.Tensor | None, of_grid: torch.Tensor, *args: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the gradients by torch's autograd, of its own operator."""
+    """Compute the gradients by torch's autograd of its operator."""
     tensors, how = args[:3], args[3:]
 
     def backward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,6 +1,6 @@
 """Linear layers with quantized weights: torch's product of the dequantized weight, or loops in a region for few rows.
 
-A product of few rows takes as long as its weight is read. The loops read it once, as it is stored.
+A product of few rows is bound by the reads of its weight. The loops read the weight once, in its storage format.
 """
 
 import math
@@ -19,15 +19,15 @@ from forge.torchlang.nn.quantized import OPERATORS
 
 
 def most_rows(input: TensorProxy, weight: TensorProxy | torch.Tensor) -> int:
-    """Return for how many rows of the input loops were seen to be faster than torch's product. On a GPU a row and a
-    weight of words have a kernel (forge/executors/cudaex/quantized.py)."""
+    """Return the largest number of input rows for which loops were measured to be faster than torch's product. On a GPU
+    a row and a weight of words have a kernel (forge/executors/cudaex/quantized.py)."""
     if input.device.type == "cuda":
         return 0 if input.dtype in (torch.bfloat16, torch.float16) and is_of_words(weight) else 1
     return 4 if input.device.type == "cpu" else 0
 
 
 def is_of_words(weight: TensorProxy | torch.Tensor) -> bool:
-    """Return whether a weight is one of integers, in rows of whole words of 32 bits."""
+    """Return whether a weight has integers, in rows of whole 32-bit words."""
     return weight.dtype in (torch.int8, torch.uint8) and weight.shape[1] % 4 == 0
 
 
@@ -43,7 +43,7 @@ for _symbol in (torchlang.linear_int8, torchlang.linear_fp8, torchlang.linear_in
 
 
 def _parts_of(operator: str) -> tuple[()] | None:
-    """Return nothing for an operator of this package, whose code is in the key of every program on disk."""
+    """Return an empty key for an operator of this package, whose code is in the key of every program on disk."""
     return () if operator.removeprefix("forge::") in OPERATORS else None
 
 
@@ -56,7 +56,7 @@ register_operators(_parts_of)
 def linear_in_loops(
     input: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the product as sums in float32 along the rows of the weight, each of which is read once."""
+    """Return the product as float32 sums along the rows of the weight, each of which is read once."""
     rows = in_memory(float_rows(input))
     if scale.ndim == 1 or scale.shape[1] == 1:
         scale = scale.reshape(-1)
@@ -74,7 +74,7 @@ def linear_int4_in_loops(
     zero_point: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the product as sums along the bytes of the weight, each of which is read once."""
+    """Return the product as sums over the bytes of the weight, each of which is read once."""
     groups = 1 if scale.ndim == 1 else scale.shape[1]
     shape = (-1, groups, weight.shape[1] // groups)
     rows, scales, packed = (
@@ -84,7 +84,7 @@ def linear_int4_in_loops(
     )
     zeros = None if zero_point is None else zero_point.float().reshape(-1, groups)
     if input.device.type != "cpu":
-        halves = input.reshape(-1, input.shape[-1])  # which takes fewer loads than float32, as many as the weight's
+        halves = input.reshape(-1, input.shape[-1])  # fewer loads than in float32: as many as for the weight
         x, y = (each.reshape(shape).float() for each in in_memory(torch.stack([halves[:, ::2], halves[:, 1::2]])))
         least = 8.0 if zeros is None else zeros[:, None, :, None]
         products = ((packed & 15).float() - least) * x + ((packed >> 4).float() - least) * y
@@ -93,20 +93,20 @@ def linear_int4_in_loops(
     sums = (products * scales[:, None, :, None]).sum((-2, -1))
     if zeros is not None or not center:
         shifts = scales * ((8.0 if zeros is None else zeros) - center)
-        of_groups = rows.reshape(-1, groups, 2 * shape[-1]).sum(-1)  # what zero points subtract
+        of_groups = rows.reshape(-1, groups, 2 * shape[-1]).sum(-1)  # the sums for the zero points
         sums = sums - (shifts[:, None] * of_groups).sum(-1)
     return finish_rows(sums, input, bias)
 
 
 def _products_of_bytes(b: torch.Tensor, rows: torch.Tensor, *, is_exact: bool) -> tuple[torch.Tensor, float]:
-    """Return low * x + high * y of bytes b, less what the zero point `center`, which is returned too, subtracts.
+    """Return (low * x + high * y of bytes b minus the share of the zero point `center`, `center`).
 
-    All is arithmetic of floats, since Inductor's C++ does not vectorize shifts of bytes. The fewest steps are
+    All arithmetic is in floats, since Inductor's C++ does not vectorize shifts of bytes. The fewest steps are
 
         b * x + high * (y - 16 * x), high = floor(b / 16)
 
-    Their terms are up to 30 times larger than the result's, which rounds less than half precision does. For float32
-    (`is_exact`), of c = b - 136 = low - 8 + 16 * (high - 8):
+    Their terms are up to 30 times larger than the result's, an error below half precision's. For float32
+    (`is_exact`), with c = b - 136 = low - 8 + 16 * (high - 8):
 
         (low - 8) * x + (high - 8) * y, high - 8 = floor(c / 16 + 1 / 2), low - 8 = c - 16 * (high - 8)
     """
@@ -122,18 +122,18 @@ def _products_of_bytes(b: torch.Tensor, rows: torch.Tensor, *, is_exact: bool) -
 
 
 def _floats_of(scale: torch.Tensor) -> torch.Tensor:
-    """Return scales as float32. On a CPU they are converted before the loop: one that reads half precision has vectors
-    of 32 elements, for which torch's loads of bytes are slow."""
+    """Return scales as float32. On a CPU they are converted before the loop: a loop that reads half precision has
+    vectors of 32 elements, for which torch's loads of bytes are slow."""
     wide = scale.float()
     return in_memory(wide) if wide is not scale and scale.device.type == "cpu" else wide
 
 
-# floats of 8 bits as those of 32: how far to shift their bits, which are the sign's copies, and the bias of exponents
+# float8 to float32: the shift of the bits, the mask of the sign's copies, and the exponent bias
 _BITS = {torch.float8_e4m3fn: (20, ~(15 << 27), 120), torch.float8_e5m2: (21, ~(7 << 28), 112)}
 
 
 def _floats(elements: torch.Tensor) -> torch.Tensor:
-    """Return elements as float32. Inductor's C++ converts floats of 8 bits one by one; it vectorizes these steps."""
+    """Return elements as float32. Inductor's C++ converts float8 one element at a time; it vectorizes these steps."""
     if elements.dtype not in _BITS or elements.device.type != "cpu":
         return elements.float()
     shift, mask, bias = _BITS[elements.dtype]

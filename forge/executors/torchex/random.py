@@ -1,4 +1,4 @@
-"""The torch executor's random family: under one seed, eager's bits, and eager's generator state afterwards."""
+"""The torch executor's random family: bitwise eager's values for a seed, and eager's generator state afterwards."""
 
 import math
 from typing import Any
@@ -28,13 +28,13 @@ def _memory(shape: tuple, dtype: torch.dtype, device: torch.device, like: Like) 
 
 @run_prim(prims.bernoulli)
 def bernoulli(shape: tuple, p: Any, dtype: torch.dtype, device: torch.device, like: Like = None) -> torch.Tensor:
-    """As eager's dropout draws its mask."""
+    """Draw like the mask of eager's dropout."""
     return _memory(shape, dtype, device, like).bernoulli_(p)
 
 
 @run_prim(prims.exponential)
 def exponential(shape: tuple, rate: float, dtype: torch.dtype, device: torch.device, like: Like = None) -> torch.Tensor:
-    """As Tensor.exponential_ draws."""
+    """Draw like Tensor.exponential_."""
     return _memory(shape, dtype, device, like).exponential_(rate)
 
 
@@ -42,7 +42,7 @@ def exponential(shape: tuple, rate: float, dtype: torch.dtype, device: torch.dev
 def normal(
     shape: tuple, mean: float, std: float, dtype: torch.dtype, device: torch.device, like: Like = None
 ) -> torch.Tensor:
-    """As torch.randn draws."""
+    """Draw like torch.randn."""
     return _memory(shape, dtype, device, like).normal_(mean, std)
 
 
@@ -50,7 +50,7 @@ def normal(
 def randint(
     shape: tuple, low: int, high: int, dtype: torch.dtype, device: torch.device, like: Like = None
 ) -> torch.Tensor:
-    """As torch.randint draws."""
+    """Draw like torch.randint."""
     return _memory(shape, dtype, device, like).random_(low, high)
 
 
@@ -58,41 +58,41 @@ def randint(
 def uniform(
     shape: tuple, low: float, high: float, dtype: torch.dtype, device: torch.device, like: Like = None
 ) -> torch.Tensor:
-    """As torch.rand draws."""
+    """Draw like torch.rand."""
     return _memory(shape, dtype, device, like).uniform_(low, high)
 
 
 @run_prim(prims.randperm)
 def randperm(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """torch.randperm names dtype and device."""
+    """Call torch.randperm, whose dtype and device are keywords."""
     return torch.randperm(n, dtype=dtype, device=device)
 
 
-# methods that fill a tensor: on new memory like it
+# methods that fill a tensor, run on a new tensor like it
 
 
 def bernoulli_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Memory like self's, filled by Tensor.bernoulli_."""
+    """Return a tensor like self, filled by Tensor.bernoulli_."""
     return torch.empty_like(self).bernoulli_(*args, **kwargs)
 
 
 def exponential_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Memory like self's, filled by Tensor.exponential_."""
+    """Return a tensor like self, filled by Tensor.exponential_."""
     return torch.empty_like(self).exponential_(*args, **kwargs)
 
 
 def normal_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Memory like self's, filled by Tensor.normal_."""
+    """Return a tensor like self, filled by Tensor.normal_."""
     return torch.empty_like(self).normal_(*args, **kwargs)
 
 
 def random_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Memory like self's, filled by Tensor.random_."""
+    """Return a tensor like self, filled by Tensor.random_."""
     return torch.empty_like(self).random_(*args, **kwargs)
 
 
 def uniform_like(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Memory like self's, filled by Tensor.uniform_."""
+    """Return a tensor like self, filled by Tensor.uniform_."""
     return torch.empty_like(self).uniform_(*args, **kwargs)
 
 
@@ -103,7 +103,7 @@ run_torchlang(torchlang.fill_random, random_like)
 run_torchlang(torchlang.uniform, uniform_like)
 
 
-# dropout: eager keeps the scaled mask on a CPU, and a bool one of a fused kernel on a GPU
+# dropout: eager saves the scaled mask on a CPU, and the bool mask of a fused kernel on a GPU
 
 Pair = tuple[TensorProxy, TensorProxy]
 
@@ -118,12 +118,12 @@ def _dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def _native_dropout_meta(x: TensorProxy, p: float, train: bool) -> Pair:
-    """(x dropped out, which elements were kept)."""
+    """Return the metadata of (x with dropout, mask of the kept elements)."""
     return like(x), like(x, dtype=torch.bool)
 
 
 def _alpha_dropout_meta(x: TensorProxy, p: float) -> Pair:
-    """Return (what x is multiplied by, what is added to it)."""
+    """Return the metadata of (factor of x, summand)."""
     return _mask_meta(x, p), _mask_meta(x, p)
 
 
@@ -158,7 +158,7 @@ def _native_dropout_backward_grad(g: TensorProxy, mask: TensorProxy, scale: floa
 @register_redraw(native_dropout)
 @register_redraw(torchlang.native_dropout)
 def _native_dropout_again(outputs: Pair, input: TensorProxy, p: float, train: bool | None) -> Pair:
-    """Compute the dropout again, from the mask of the elements that were kept."""
+    """Recompute the dropout from the mask of the kept elements."""
     scale = (0.0 if p == 1 else 1 / (1 - p)) if train is not False else 1.0
     return native_dropout_backward(input, outputs[1], scale), outputs[1]
 

@@ -1,4 +1,4 @@
-"""The torch executor's implementations of random functions that one aten operator draws as a whole."""
+"""The torch executor's implementations of random functions that are a single aten operator."""
 
 from functools import partial
 from typing import Any
@@ -13,8 +13,8 @@ from forge.torchlang.opaque import keep_graph
 
 
 def _without_derivative(symbol: Symbol, *args: Any, **kwargs: Any) -> TensorProxy:
-    """Keep the graph of a function of which torch has no derivative: torch's error is raised where a gradient is asked
-    for."""
+    """Keep the autograd graph of a function without a derivative, so that torch raises its error if a gradient is
+    computed."""
     with current_trace().collecting():
         output = symbol(*args, **kwargs)
     keep_graph(torch_function_of(symbol), args, kwargs, output)

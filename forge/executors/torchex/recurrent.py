@@ -1,4 +1,4 @@
-"""The torch executor's recurrent layers: eager's functions, whose graph is kept for the backward."""
+"""The torch executor's recurrent layers: eager's functions, whose autograd graph is kept for the backward."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,7 +27,7 @@ _FUNCTIONS: dict[str, Callable] = {
 
 
 def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> tuple[torch.Tensor | None, ...]:
-    """torch's function for one layer; cuDNN differentiates what ran in training alone."""
+    """Call torch's function for one layer; cuDNN differentiates only calls that ran in training mode."""
     x, h, c, *weights = inputs
     params = [each for each in weights if each is not None]
     has_biases, h = weights[2] is not None, h.unsqueeze(0)
@@ -40,14 +40,14 @@ def recurrent_layer(kind: str, reverse: bool, inputs: LayerInputs) -> tuple[torc
 
 @contextmanager
 def _differentiable_kernels() -> Iterator[None]:
-    """Inside, torch runs kernels whose gradients have gradients."""
+    """Make torch select kernels with a double backward inside the context."""
     with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
         yield
 
 
 @run_prim(prims.recurrent_gradient)
 def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) -> tuple[torch.Tensor | None, ...]:
-    """Compute the gradients by torch's autograd, from a run of the layer."""
+    """Compute the gradients by torch's autograd; the layer runs again."""
     count, again = input_count(order - 1), torch.is_grad_enabled()
     with torch.enable_grad(), _differentiable_kernels() if again or order > 1 else nullcontext():
         leaves = [each if each is None else track(each) for each in inputs[:count]]
@@ -78,11 +78,11 @@ torch_prims.register_implementation(prims.recurrent_layer, recurrent_layer)
 
 
 def _whole(symbol: Symbol) -> tuple[Callable, Callable]:
-    """Return the checker of the calls that torch runs as one, and their gradient rule: cuDNN's operator where torch
-    takes cuDNN, else torch's autograd.
+    """Return the checker of the calls that run as one torch function, and their gradient rule: cuDNN's operator where
+    torch selects cuDNN, else torch's autograd.
 
-    With dropout between layers each is run by itself, so that what is drawn between them is known; but on a GPU, where
-    cuDNN draws other numbers.
+    With dropout between layers each layer runs separately, so that the random masks are values of the program; except
+    on a GPU, where cuDNN draws other numbers.
     """
 
     def checker(*args: Any, **kwargs: Any) -> Decision:
@@ -116,7 +116,7 @@ for _symbol in _LAYERS.values():
 
 
 def why_not_recorded(bound: BoundSymbol) -> str | None:
-    """Return why a call of recurrent layers must not be recorded as part of a CUDA graph; None for other calls."""
+    """Return why a call of recurrent layers must not be captured in a CUDA graph; None for other calls."""
     if bound.symbol.op is run_opaque_forward and bound.args[0] in _FUNCTIONS.values():
         function, args, kwargs, *_ = bound.args
         decision = cudnn_rnn.takes(function.__name__, _LAYERS[function.__name__].bind(args, kwargs))

@@ -38,19 +38,19 @@ run_prims(
 
 @run_prim(prims.cumsum)
 def cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Sum up in x's dtype, where torch.cumsum of integers is int64."""
+    """Accumulate in x's dtype; torch.cumsum promotes integers to int64."""
     return torch.cumsum(x, dim, dtype=x.dtype)
 
 
 @run_prim(prims.median)
 def median(x: torch.Tensor, dim: int) -> tuple:
-    """Of a contiguous tensor: torch.median along a dim of an expanded one reads memory that it has not written."""
+    """Call torch.median on a contiguous tensor: along a dim of an expanded tensor it reads uninitialized memory."""
     return torch.median(x.contiguous(), dim)
 
 
 @run_prim(prims.nanmedian)
 def nanmedian(x: torch.Tensor, dim: int) -> tuple:
-    """Of a contiguous tensor, as median."""
+    """Call torch.nanmedian on a contiguous tensor, for the same reason as `median`."""
     return torch.nanmedian(x.contiguous(), dim)
 
 
@@ -60,12 +60,12 @@ for _symbol in (torchlang.median, torchlang.nanmedian):
 
 @run_prim(prims.sort)
 def sort(x: torch.Tensor, dim: int, descending: bool = False, stable: bool = False) -> tuple:
-    """torch.sort names its options."""
+    """Call torch.sort, whose options are keywords."""
     return torch.sort(x, dim=dim, descending=descending, stable=stable)
 
 
 def place_along_dim(g: torch.Tensor, indices: torch.Tensor, dim: int, shape: tuple) -> torch.Tensor:
-    """Give the gradient its place, as eager's autograd does for max, sort, topk and the like."""
+    """Scatter the gradient to its indices, as eager's autograd does for max, sort, topk and the like."""
     return aten.value_selecting_reduction_backward(g, dim, indices, shape, True)
 
 
@@ -73,7 +73,7 @@ torchex.register_implementation(clang.place_along_dim, place_along_dim)
 
 
 def sum_keeping_dtype(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """No dims mean none, where torch.sum means all; the dtype stays, where torch.sum of integers is int64."""
+    """Sum over `dims`. No dims mean none, but all for torch.sum; the dtype stays, but torch.sum promotes integers."""
     return torch.sum(x, dims, dtype=x.dtype) if dims else x.clone()
 
 
@@ -84,7 +84,7 @@ _sum_dim = torchex.register_operator("sum_dim", meta=lambda x, dim: prims.sum.de
 
 
 def _sum_of(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """torch.sum itself, by one dim where it is one, unless that would change the dtype."""
+    """Record torch.sum, with an integer dim for a single one, unless it would change the dtype."""
     if not dims or not (x.dtype.is_floating_point or x.dtype.is_complex):
         return _sum_any(x, dims)
     return _sum_dim(x, dims[0]) if len(dims) == 1 else _sum(x, dims)
@@ -95,7 +95,7 @@ torchex.register_implementation(prims.sum, execution_transform=_sum_of)
 
 @run_prim(prims.prod)
 def prod(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """torch.prod takes one dim at a time."""
+    """Call torch.prod for one dim at a time, since it takes only one."""
     for dim in sorted(dims, reverse=True):
         x = torch.prod(x, dim, dtype=x.dtype)
     return x if dims else x.clone()
@@ -103,40 +103,40 @@ def prod(x: torch.Tensor, dims: tuple) -> torch.Tensor:
 
 @run_prim(prims.amax)
 def amax(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """No dims mean none, where torch.amax means all."""
+    """Call torch.amax. No dims mean none, but all for torch.amax."""
     return torch.amax(x, dims) if dims else x.clone()
 
 
 @run_prim(prims.amin)
 def amin(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """No dims mean none, where torch.amin means all."""
+    """Call torch.amin. No dims mean none, but all for torch.amin."""
     return torch.amin(x, dims) if dims else x.clone()
 
 
-# clang's reductions, which keep dims and take None for all of them
+# clang's reductions, which can keep dims and take None for all dims
 
 
 def sum_over(
     x: torch.Tensor, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """torch.sum"""
+    """Call torch.sum."""
     return torch.sum(x, dims, keepdim, dtype=dtype)
 
 
 def mean_over(
     x: torch.Tensor, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """torch.mean"""
+    """Call torch.mean."""
     return torch.mean(x, dims, keepdim, dtype=dtype)
 
 
 def amax_over(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
-    """torch.amax"""
+    """Call torch.amax."""
     return torch.amax(x, () if dims is None else dims, keepdim)
 
 
 def amin_over(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
-    """torch.amin"""
+    """Call torch.amin."""
     return torch.amin(x, () if dims is None else dims, keepdim)
 
 
@@ -146,11 +146,11 @@ run_clang({clang.var: torch.var, clang.std: torch.std})
 
 @run_prim(prims.any)
 def any(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """Return bools, where torch.any of uint8 is uint8."""
+    """Return bool; torch.any returns uint8 for uint8."""
     return torch.any(x != 0 if x.dtype != torch.bool else x, dims) if dims else x != 0
 
 
 @run_prim(prims.all)
 def all(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """Return bools, where torch.all of uint8 is uint8."""
+    """Return bool; torch.all returns uint8 for uint8."""
     return torch.all(x != 0 if x.dtype != torch.bool else x, dims) if dims else x != 0

@@ -1,7 +1,7 @@
-"""A linear layer of a row or a few as an operator: torch's kernel, or loops in a region.
+"""A linear layer of one row or a few as an operator: torch's kernel, or loops in a region.
 
-torch's products read the weight in tiles that are made for many rows. A loop that sums along each row of the weight
-reads it once at the memory's rate, and computes what follows (a bias, an activation, a residual) on the way.
+torch's products read the weight in tiles that suit many rows. A loop that sums along each row of the weight reads it
+once at memory bandwidth, and fuses the epilogue (a bias, an activation, a residual).
 """
 
 import torch
@@ -19,7 +19,7 @@ run_torchlang(torchlang.row_product, row_product)
 
 
 def in_loops(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the product as sums in float32 along the rows of the weight, each of which is read once."""
+    """Return the product as float32 sums along the rows of the weight, each of which is read once."""
     rows = in_memory(float_rows(input))
     return finish_rows((weight.float()[:, None] * rows).sum(-1), input, bias)
 
@@ -30,11 +30,11 @@ def float_rows(input: torch.Tensor) -> torch.Tensor:
 
 
 def in_memory(x: torch.Tensor) -> torch.Tensor:
-    """Return x, which Inductor writes to memory, once for all sums."""
+    """Return x, which Inductor materializes once for all sums."""
     return x.as_strided(x.shape, x.stride())
 
 
 def finish_rows(sums: torch.Tensor, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return the product of sums in float32, which are (out, rows), in the shape and dtype that `input` decides."""
+    """Return float32 sums of shape (out, rows) as the product, with the shape and dtype that follow from `input`."""
     sums = sums if bias is None else sums + bias.float()[:, None]
     return sums.t().to(input.dtype).reshape(*input.shape[:-1], sums.shape[0])

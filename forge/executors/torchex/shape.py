@@ -43,7 +43,7 @@ run_clang(
         clang.unsqueeze: torch.unsqueeze,
     }
 )
-# another executor may lay a tensor out in another way than eager did: reshape views where it can, and never fails
+# strides may differ from eager's after another executor: reshape returns a view if possible, and never fails
 run_torchlang(
     torchlang.view,
     torch.Tensor.reshape,
@@ -54,18 +54,18 @@ run_torchlang(torchlang.view_as, torch.Tensor.reshape_as)
 
 @run_prim(prims.clone)
 def clone(x: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
-    """torch.clone names the format."""
+    """Call torch.clone, whose memory format is a keyword."""
     return torch.clone(x, memory_format=memory_format)
 
 
 @run_prim(prims.contiguous)
 def contiguous(x: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-    """Tensor.contiguous names the format."""
+    """Call Tensor.contiguous, whose memory format is a keyword."""
     return x.contiguous(memory_format=memory_format)
 
 
 def broadcast_in_dim(x: torch.Tensor, shape: tuple, dims: tuple) -> torch.Tensor:
-    """x's dims placed at `dims`, then expanded."""
+    """Place x's dims at `dims`, then expand."""
     for dim in range(len(shape)):
         if dim not in dims:
             x = x.unsqueeze(dim)
@@ -88,7 +88,7 @@ _t = torchex.register_operator(
 
 
 def _broadcast(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
-    """Record what is needed: an expand where the dims are the last ones, an unsqueeze where one of length 1 is new."""
+    """Record only the operations needed: an expand if the dims are the last, an unsqueeze for one new dim of size 1."""
     new = [dim for dim in range(len(shape)) if dim not in dims]
     same_sizes = all(prims.statically_true(x.shape[i] == shape[dim]) for i, dim in enumerate(dims))
     if len(new) == 1 and same_sizes and prims.statically_true(shape[new[0]] == 1):
@@ -106,14 +106,14 @@ torchex.register_implementation(
 
 @run_prim(prims.pad)
 def pad(x: torch.Tensor, padding: tuple, value: Any) -> torch.Tensor:
-    """torch's pad wants the last dim first."""
+    """Call torch's pad, which takes the last dim first."""
     flat = [amount for pair in reversed(padding) for amount in pair]
     return torch.constant_pad_nd(x, flat, value)
 
 
 def _function_of(view: Symbol) -> Callable:
-    """Return the function that runs a view: an opaque call's function, a prim's implementation here, or the torch
-    function."""
+    """Return the function that runs a view: an opaque call's function, this executor's implementation of a prim, or the
+    torch function."""
     if view.op is not None:
         return view.op
     if not view.is_prim:
@@ -128,7 +128,7 @@ def view_scatter(
     x: torch.Tensor, y: torch.Tensor, view: Any, args: tuple, kwargs: dict, index: int | None = None
 ) -> torch.Tensor:
     """Return a clone of x with y copied into its view."""
-    if view is prims.as_strided:  # of a layout that is not x's, perhaps
+    if view is prims.as_strided:  # its strides may differ from x's
         return strided_scatter(x, y, *args)
     out = x.clone()
     views = _function_of(view)(out, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""The torch executor's solvers and determinants: their gradients use the factorization that the forward made."""
+"""The torch executor's solvers and determinants, whose gradients reuse the forward's factorization."""
 
 import torch
 
@@ -11,7 +11,7 @@ from forge.prims.solvers import has_vectors, solution_gradient
 
 
 def _factor(A: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the LU factorization of each matrix. Raises what torch.linalg.solve does of a singular one."""
+    """Return the LU factorization of each matrix. Raises the error of torch.linalg.solve for a singular matrix."""
     LU, pivots, info = torch.linalg.lu_factor_ex(A)
     torch.ops.aten._linalg_check_errors.default(info, "torch.linalg.solve", is_matrix=A.ndim == 2)
     return LU, pivots
@@ -27,7 +27,7 @@ lu_factor = torchex.register_operator("lu_factor", like=prims.linalg_lu_factor_e
 
 
 def _solve_grad(A: TensorProxy, B: TensorProxy, *, left: bool = True) -> TensorProxy:
-    """Solves the adjoint's system by the factorization of A."""
+    """Solve the adjoint system with the factorization of A."""
     vectors = has_vectors(A, B)
     LU, pivots = factored(A)
     X = lu_solve(LU, pivots, B.unsqueeze(-1) if vectors else B, left=left)
@@ -45,20 +45,20 @@ run_torchlang(torchlang.solve, grad_transform=_solve_grad)
 
 
 def _sign(LU: TensorProxy, pivots: TensorProxy) -> TensorProxy:
-    """1 or -1: the determinant of the permutation."""
+    """Return the determinant of the permutation: 1 or -1."""
     rows = prims.iota(pivots.shape[-1], 1, 1, pivots.dtype, pivots.device)
     swaps = (pivots != rows).to(torch.int64).sum(-1)
     return 1 - 2 * (swaps % 2)
 
 
 def _factored_as_torch(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """LU and the pivots, as torch's determinants have them: real matrices, which have their rows in memory, are
-    factored transposed."""
+    """Return LU and the pivots as torch's determinants compute them: real matrices are row-major and so are factored
+    transposed."""
     return lu_factor(A if A.dtype.is_complex else A.mT)[:2]
 
 
 def _det_grad(A: TensorProxy) -> TensorProxy:
-    """det(A)^* A^-H. A zero on the diagonal of U is made epsilon, as torch does: a determinant of 0 has zeros."""
+    """Compute det(A)^* A^-H. A zero on the diagonal of U becomes epsilon, as in torch: a zero determinant has zeros."""
     LU, pivots = _factored_as_torch(A)
     diagonal = LU.diagonal(0, -2, -1)
     out = diagonal.prod(-1) * _sign(LU, pivots)
@@ -69,7 +69,7 @@ def _det_grad(A: TensorProxy) -> TensorProxy:
 
 
 def _times_inverse(LU: TensorProxy, pivots: TensorProxy, factors: TensorProxy) -> TensorProxy:
-    """factors * A^-H, by the factorization that torch makes of A."""
+    """Return factors * A^-H, from torch's factorization of A."""
     scaled = factors.unsqueeze(-1).unsqueeze(-1) * prims.identity_like(LU, LU.shape[-1])
     return lu_solve(LU, pivots, scaled, adjoint=LU.dtype.is_complex)
 

@@ -1,4 +1,4 @@
-"""The torch executor's as_strided: it runs the prims, since a value's strides may differ from eager's."""
+"""The torch executor's as_strided, which runs the prims because a value's strides may differ from eager's."""
 
 from forge import torchlang
 from forge.executors.torchex.core import as_what_it_calls, run_torchlang

@@ -1,6 +1,6 @@
-"""Attention within a window by flash attention's kernel, which does not compute the tiles that the window hides.
+"""Sliding-window attention by flash attention's kernel, which skips the tiles outside of the window.
 
-Where torch.nn.attention.sdpa_kernel does not allow it, another kernel that torch chooses is given the window as a mask.
+Where torch.nn.attention.sdpa_kernel does not allow it, the kernel that torch selects takes the window as a mask.
 """
 
 from typing import Any
@@ -22,11 +22,11 @@ from forge.torch_internals.dispatch import disable_current_modes
 from forge.torch_internals.fake_tensors import FakeTensor
 
 aten = torch.ops.aten
-UNBOUNDED = -1  # a side of flash attention's window
+UNBOUNDED = -1  # an unbounded side of flash attention's window
 
 
 def _mask(query: torch.Tensor, left: int | None, right: int | None) -> torch.Tensor:
-    """Return the window as a mask, of True where a key takes part."""
+    """Return the window as a mask that is True for visible keys."""
     length = query.shape[-2]
     mask = torch.ones((length, length), dtype=torch.bool, device=query.device)
     if right is not None:
@@ -35,14 +35,14 @@ def _mask(query: torch.Tensor, left: int | None, right: int | None) -> torch.Ten
 
 
 def _positions_first(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as flash attention takes it: of shape (batch, length, heads, width), in rows that it can load."""
+    """Return a tensor in flash attention's layout: (batch, length, heads, width), with rows that it can load."""
     x = x.transpose(1, 2)
     return x if _has_loadable_rows(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def _has_loadable_rows(x: torch.Tensor) -> bool:
-    """Return whether rows lie in memory element by element, each at a multiple of 16 bytes, which are loaded at once:
-    torch does not look whether they do."""
+    """Return whether rows are contiguous and each begins at a multiple of 16 bytes, the width of a load. torch does not
+    check this."""
     *steps, step = x.stride()
     multiple = ROW_BYTES // x.element_size()
     if step != 1 or any(each % multiple for each in steps):
@@ -65,7 +65,7 @@ def _window_attention(
     enable_gqa: bool,
     grad_input_mask: tuple[bool, bool, bool],
 ) -> tuple:
-    """Return (out, logsumexp or None, and what else the backward needs where another kernel ran)."""
+    """Return (out, logsumexp or None, other residuals if another kernel ran)."""
     if not get_flash_sdp_enabled():
         mask = _mask(query, left, right)
         return attend_by_mask(query, key, value, mask, 0.0, False, scale, enable_gqa, (*grad_input_mask, False))
@@ -124,13 +124,12 @@ WINDOWED = frozenset({window_attention.id, torchlang.window_attention.id})
 
 _DECODING = frozenset({torchlang.decoding_attention.id, torchlang.attend_to_cache.id})
 
-# the operations for which torch chooses a kernel, or flash attention has to be allowed
+# the operations for which torch selects a kernel, or flash attention has to be allowed
 ATTENDING = _ATTENDING | WINDOWED | _DECODING
 
 
 def fits_flash(query: TensorProxy, key: TensorProxy, value: TensorProxy, enable_gqa: bool) -> bool:
-    """Return whether torch's flash attention runs such tensors on this GPU, their gradients included, and is allowed
-    to."""
+    """Return whether torch's flash attention is enabled and supports such tensors and their gradients on this GPU."""
     with disable_current_modes():
         q, k, v = [
             torch.empty((1, *x.shape[1:]), dtype=x.dtype, device=x.device, requires_grad=True)
@@ -148,7 +147,7 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return attention within a window, without gradients."""
+    """Compute attention within a window, without gradients."""
     return _window_attention(query, key, value, left, right, scale, enable_gqa, (False, False, False))[0]
 
 
