@@ -1,4 +1,4 @@
-"""The Hub executor: kernels of the Hugging Face Kernel Hub, and a user's own, as implementations of forge's symbols."""
+"""The Hub executor: kernels of the Hugging Face Kernel Hub and of users as implementations of forge's symbols."""
 
 from forge.executors.hubex.declaration import kernel
 from forge.executors.hubex.executor import HubExecutor

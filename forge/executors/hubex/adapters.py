@@ -14,16 +14,16 @@ def adapt(
     out: Sequence[str | int] = (),
     results: Sequence[Argument] = (),
 ) -> Callable:
-    """Return the function of the tensors that a manifest's `args` name, instead of the views of them that it takes, and
-    with the manifest's `result` in the place of its own; itself, where there is nothing to do. out: the parameters that
-    it writes to."""
+    """Wrap a function to take the tensors that a manifest's `args` name, of which it takes views, and to return the
+    manifest's `result`; return the function unchanged if neither is declared. out: the parameters that it writes
+    to."""
     if not (results or any(isinstance(each.value, View) for each in args or ())):
         return function
     return AdaptedFunction(function, args or (), out, results)
 
 
 class AdaptedFunction:
-    """A kernel's function between the operator's arguments and results and its own."""
+    """A kernel's function with the operator's arguments and results, converted to and from the kernel's."""
 
     def __init__(
         self, function: Callable, args: Sequence[KernelArgument], out: Sequence[str | int], results: Sequence[Argument]
@@ -38,8 +38,8 @@ class AdaptedFunction:
         self._results = results
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function. Raises TypeError or IndexError where the function does not return what `result` says,
-        RuntimeError for a view that a tensor does not have."""
+        """Call the function. Raises TypeError or IndexError if its result does not match `result`, RuntimeError for a
+        view that a tensor does not have."""
         arguments: dict[int | str | None, Any] = dict([*enumerate(args), *kwargs.items()])
         adaptations = {place: self._adaptations.get(place) for place in arguments}
         tensors = {

@@ -1,4 +1,4 @@
-"""Kernels that are right for some values alone: their assumptions are checked when the program runs."""
+"""Kernels that are correct only for some values: their assumptions are checked at run time."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -13,8 +13,8 @@ from forge.torch_internals.tensors import storage_id
 
 
 def reference_of(target: Target, pattern: Any) -> Callable | None:
-    """Return the function that a kernel is compared with, on real tensors: torch's function, the reference of a pattern
-    or operator, the operator itself where it is somebody else's. None for a prim."""
+    """Return a kernel's reference on real tensors: torch's function, the reference of a pattern or operator, or the
+    operator itself if a third party defines it. None for a prim."""
     if pattern is not None:
         return pattern.reference
     if target.function is not None:
@@ -25,27 +25,27 @@ def reference_of(target: Target, pattern: Any) -> Callable | None:
 
 
 def taken_values(function: Callable, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, by name, that a function has parameters for."""
+    """Return the values, by name, for which a function has parameters."""
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return {name: value for name, value in values.items() if takes_all or name in parameters}
 
 
 class Assumption:
-    """A predicate on the values of a call, as its repository wrote it: of those arguments that it names."""
+    """A repository's predicate on the values of a call; it takes the arguments that it names."""
 
     def __init__(self, predicate: Callable) -> None:
         self.predicate = predicate
         self.name = getattr(predicate, "__name__", str(predicate))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Return whether it holds for the operator's arguments by name."""
+        """Return whether the predicate holds for the operator's arguments, by name."""
         with torch.no_grad():
             return bool(self.predicate(**taken_values(self.predicate, values)))
 
 
 class AssumingKernel:
-    """A kernel's function where its assumption holds, and the operator's reference where it does not."""
+    """A function that runs the kernel if its assumption holds, else the operator's reference."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class AssumingKernel:
         self.__name__ = getattr(function, "__name__", "kernel")
 
     def __call__(self, call: tuple[tuple, dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
-        """Run the kernel or the reference. call: the operator's arguments; the others are the kernel's."""
+        """Run the kernel or the reference. call: the operator's arguments; the other arguments are the kernel's."""
         if self.assumption.holds(self.bind(*call)):
             return self.function(*args, **kwargs)
         result = self.reference(*call[0], **call[1])

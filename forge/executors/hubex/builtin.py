@@ -1,8 +1,8 @@
-"""The kernels that come with forge: `forge/_builtin_kernels`, repositories in the Hub's layout, a source as any other.
+"""The builtin kernels in `forge/_builtin_kernels`: repositories in the Hub's layout, handled like any other source.
 
-They were compared with their references on a GPU before they were released: verified.json has a hash for each kernel
-for which that holds (digests.py). A kernel of another hash is verified when it is first used, as any kernel is, and the
-others are not concerned. `make release-kernels`, on a machine with a GPU, verifies them and writes that file.
+They are compared with their references on a GPU before a release; verified.json has a hash of each kernel that passed
+(digests.py). A kernel with another hash is verified at its first use, like any kernel, and the others stay trusted.
+`make release-kernels`, on a machine with a GPU, verifies them and writes that file.
 """
 
 import importlib.metadata
@@ -28,14 +28,14 @@ _log = logging.getLogger("forge.hub")
 
 
 def builtin_kernels(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
-    """Return the kernels of this machine's devices; those that were verified before release are passed to `trust`."""
+    """Return the kernels of this machine's devices; pass the kernels that were verified before release to `trust`."""
     if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return []
     result = []
     for folder in FOLDERS:
         try:
             kernels = [replace(kernel, builtin=True) for kernel in gather([folder])]
-        except (HubError, ImportError) as error:  # Triton may be there and not load
+        except (HubError, ImportError) as error:  # Triton may be installed and fail to import
             _log.warning("forge's own kernels in %s are not used: %s", folder.name, error)
             continue
         expected, now = released_digests(folder), digests(folder)
@@ -46,15 +46,14 @@ def builtin_kernels(trust: Callable[[Iterable[Kernel]], None]) -> list[Kernel]:
 
 
 def released_digests(folder: Path) -> dict[str, str]:
-    """Return the hashes of the kernels that were verified, by operation and name; none where there is no
-    verified.json."""
+    """Return the hashes of the verified kernels, by operation and name; an empty dict without a verified.json."""
     path = folder / VERIFIED
     return json.loads(path.read_text())["kernels"] if path.is_file() else {}
 
 
 def release(folder: Path) -> bool:
-    """Verify a repository's kernels on this machine's GPU, print the results, and write verified.json where all
-    of them are right. False where one is not, or there is no GPU. A test says when it has to run again."""
+    """Verify a repository's kernels on this machine's GPU, print the results, and write verified.json if all pass.
+    Return False if one fails or there is no GPU. A test fails when this has to run again."""
     kernels = gather([folder])
     rows = [row for kernel in kernels for row in verify_all(kernel, Verifier())]
     print(*table([("kernel", "op", "dtype", "device", "samples", "verdict"), *rows]), sep="\n")

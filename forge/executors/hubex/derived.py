@@ -1,4 +1,4 @@
-"""One call of a kernel's symbol with its backward, as it would run in a program: to be verified, or to run in eager."""
+"""A program of one call of a kernel's symbol, with its backward, for verification and for eager execution."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from forge.transforms.split import backward_of, backward_of_saved, split
 def record_call(
     symbol: Symbol, args: tuple, kwargs: dict[str, Any], names: Iterable[str] = (), *, strides_known: bool = True
 ) -> tuple[Trace, tuple, dict[str, Any]]:
-    """Return a program that is one call of a symbol on tensors like these, and the call's arguments in it. names: of
-    the tensors."""
+    """Return a program of one call of a symbol on tensors like these, and the call's arguments in the program. names:
+    the names of the tensors."""
     trace = Trace("call")
     remaining = iter(names)
 
@@ -41,8 +41,8 @@ def record_call(
 
 @dataclass(frozen=True)
 class CallWithBackward:
-    """A forward that returns (outputs, saved tensors, saved numbers), and its backward, which takes those and the
-    gradients of the `active` outputs."""
+    """A forward that returns (outputs, saved tensors, saved numbers), and its backward, which takes the saved values
+    and the gradients of the `active` outputs."""
 
     forward: Trace
     backward: Trace
@@ -50,7 +50,7 @@ class CallWithBackward:
 
 
 def with_backward(trace: Trace, names: Sequence[str], executors: Sequence[Executor]) -> CallWithBackward | None:
-    """Return the program with its backward to the inputs `names`; None where no gradient reaches them."""
+    """Return the program with its backward to the inputs `names`, or None if no gradient reaches them."""
     joint = differentiate(trace, names, chooser(executors, {}))
     joint.forward.output = tuple(tensors(joint.forward.output))
     outputs = [output for output in joint.forward.output if output.name in joint.active]

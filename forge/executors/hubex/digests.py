@@ -1,4 +1,4 @@
-"""Hashes of what decides whether each kernel of a repository is right: read as text, nothing is imported."""
+"""Hashes of the inputs to the verification of each kernel of a repository: read as text, without imports."""
 
 import ast
 import hashlib
@@ -18,12 +18,12 @@ def title(operation: str, name: str) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return, for each kernel of a repository of one variant, a hash of its entry in the manifest (but not of where it
-    is faster), of the sources that its functions are in or import, and of all files that are neither manifest nor
+    """Return, for each kernel of a repository of one variant, a hash of its manifest entry (except the speed hints), of
+    the sources that define its functions or are imported by them, and of all files that are neither manifest nor
     Python.
 
-    The package's own file counts for every kernel, without what it merely imports for others to find.
-    Raises RefusedError where PyYAML is missing.
+    The package's __init__.py counts for every kernel, without its re-exports.
+    Raises RefusedError if PyYAML is missing.
     """
     package = next((folder / "build").rglob("__init__.py")).parent
     inside = package / MANIFEST
@@ -47,7 +47,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 class _Sources:
-    """The files of a package, and which of them a function is in or needs."""
+    """The files of a package, and the files that each function depends on."""
 
     def __init__(self, package: Path) -> None:
         self.init = package / "__init__.py"
@@ -62,8 +62,8 @@ class _Sources:
         }
 
     def of(self, texts: Iterable[str]) -> list[Path]:
-        """Return the files that matter to a kernel whose entry has these texts: all of them, where it names a function
-        by its module, or one that the package's own file does not import from another."""
+        """Return the files on which a kernel with these texts in its entry depends: all files, if it names a function
+        by its module, or one that the package's __init__.py does not import from another file."""
         texts = set(texts)
         names = texts & self.exports.keys()
         if not names or any(text.startswith(("python:", "hub:")) for text in texts):
@@ -83,7 +83,7 @@ class _Sources:
         return sorted(paths)
 
     def code(self, path: Path) -> bytes:
-        """Return a file's bytes; of the package's own file without its docstring, imports from the package and
+        """Return a file's bytes; for the package's __init__.py without docstring, imports from the package and
         `__all__`."""
         if path != self.init:
             return path.read_bytes()

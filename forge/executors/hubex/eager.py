@@ -1,8 +1,8 @@
-"""Operators that manifests define, in torch.library: torch.ops.acme.f runs in eager, under torch.compile, and is
-differentiated.
+"""Operators of manifests in torch.library: torch.ops.acme.f runs in eager and under torch.compile, and is
+differentiable.
 
-The first kernel that takes the tensors runs, else the reference. It is chosen once for each metadata of arguments,
-by tracing one call as in a program, which forge then claims, differentiates and compiles as always.
+The first kernel that takes the tensors runs, else the reference. It is selected once per metadata of the arguments:
+one call is traced as a program, which forge claims, differentiates and compiles like any other.
 """
 
 import threading
@@ -37,7 +37,7 @@ from forge.torch_internals.pytree import tensor_leaves, torch_pytree
 from forge.transforms.cse import argument_key
 from forge.transforms.dce import live_calls
 
-LIMIT = 1024  # metadata of arguments that are remembered for one operator
+LIMIT = 1024  # cache entries per operator, by metadata of the arguments
 BACKWARD = "forge"  # the namespace of the operators that compute gradients
 
 Tensors = list[torch.Tensor]
@@ -55,15 +55,15 @@ class Eager:
         self._running = threading.local()
 
     def add(self, kernels: Iterable[Kernel]) -> None:
-        """Add kernels of the operator; one takes the place of an earlier one of its name."""
+        """Add kernels of the operator; a kernel replaces an earlier one of the same name."""
         by_name = {kernel.name: kernel for kernel in (*self.executor.kernels, *kernels)}
         self.executor = HubExecutor("eager", verifier)
         self.executor.add(by_name.values())
         self._compiled = {}
 
     def _cached_call(self, key: tuple, make: Callable[[], Callable | None]) -> Callable | None:
-        """Return the cached result of `make` for arguments with this key, which has all that a program knows of
-        them."""
+        """Return the cached result of `make` for arguments with this key, which has all metadata on which a program
+        depends."""
         if verifying.active:  # this process verifies a kernel that calls the operator
             return make()
         compiled = self._compiled
@@ -74,8 +74,8 @@ class Eager:
         return compiled[key]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the operator on real tensors. Raises NotImplementedError with each kernel's reason where nothing runs
-        it."""
+        """Run the operator on real tensors. Raises NotImplementedError with each kernel's reason if there is no
+        implementation for them."""
         values = self.function.values(args, kwargs)
         if getattr(self._running, "kernel", False):
             check(
@@ -86,7 +86,7 @@ class Eager:
         return self.function.plain(*args, **kwargs) if run is None else self._run(run, tensor_leaves(values))
 
     def _run(self, kernel: Callable, inputs: Tensors) -> Any:
-        """Run a kernel. One that calls the operator itself gets the reference's results."""
+        """Run a kernel. If it calls the operator itself, that call runs the reference."""
         self._running.kernel = True
         try:
             return self.function.fresh(kernel(*inputs), inputs)
@@ -94,13 +94,13 @@ class Eager:
             self._running.kernel = False
 
     def backward(self, grads: Tensors, grad_input_mask: Sequence[bool], *args: Any, **kwargs: Any) -> Tensors:
-        """Return the gradients of the tensors in `grad_input_mask`, from those of the results."""
+        """Return the gradients of the tensors in `grad_input_mask`, from the gradients of the results."""
         values = self.function.values(args, kwargs)
         inputs = tensor_leaves(values)
         run = self._cached_call((*grad_input_mask, _key(values)), lambda: self._gradient(values, grad_input_mask))
         targets = [tensor for tensor, want in zip(inputs, grad_input_mask, strict=True) if want]
         assert run is not None, "a gradient is made or raises"
-        with _autograd_enabled():  # of kernels that torch's autograd differentiates
+        with _autograd_enabled():  # for kernels that torch's autograd differentiates
             gradients = run(inputs, [grad.contiguous() for grad in grads])
         return [
             torch.zeros_like(tensor, memory_format=torch.contiguous_format)
@@ -110,13 +110,13 @@ class Eager:
         ]
 
     def _choose_kernel(self, values: Values) -> Callable | None:
-        """Return the kernel that takes such arguments; None where the reference is to run."""
+        """Return the kernel for these arguments, or None for the reference."""
         function = self.function
         if function.reference is not None and not self.executor.kernels:
             return None
         try:
             trace = self._record(values)
-        except Exception:  # the reference will say it in its own words
+        except Exception:  # the reference raises its own error
             if function.reference is None:
                 raise
             return None
@@ -150,7 +150,7 @@ class Eager:
         return run
 
     def _is_itself(self, bound: BoundSymbol) -> bool:
-        """Return whether a call is one of the operator, which would come here again."""
+        """Return whether a call is one of this operator, which would recurse."""
         return any(leaf is self.function.operator for leaf in (bound.symbol.op, *leaves(bound.args)))
 
     def _no_gradient(self, trace: Trace, values: Values) -> str:
@@ -170,7 +170,7 @@ class Eager:
 
 @contextmanager
 def _autograd_enabled() -> Iterator[None]:
-    """Differentiate calls inside where grad mode says so: torch runs an operator below its autograd."""
+    """Enable autograd for calls in the context, subject to grad mode: torch runs an operator below its autograd key."""
     autograd = DispatchKeySet(DispatchKey.AutogradFunctionality)
     included = dispatch_tls_local_include_set()
     excluded = dispatch_tls_local_exclude_set() - autograd
@@ -179,7 +179,7 @@ def _autograd_enabled() -> Iterator[None]:
 
 
 def _key(values: Values) -> tuple:
-    """Return a key that is equal for arguments that a program cannot tell apart."""
+    """Return a key that is equal for arguments that are equivalent for a program."""
     return tuple([_metadata_of(value) for value in values.values()])
 
 
@@ -204,7 +204,7 @@ _libraries: list[torch.library.Library] = []
 
 
 def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
-    """Define operators in torch.library and register their symbols, all or none; operators that exist get the
+    """Define operators in torch.library and register their symbols, all or none; existing operators only get the
     kernels."""
     with _lock:
         new = [function for function in functions if _is_new(function)]
@@ -230,7 +230,7 @@ def define(functions: Iterable[Function], kernels: Iterable[Kernel]) -> None:
 
 
 def _is_new(function: Function) -> bool:
-    """Return whether nobody has the name, or only the reference is new."""
+    """Return whether the name is free, or only the reference is new."""
     existing = find_function(function.name)
     return existing is None or (existing.foreign and existing.reference is None and function.mark is not None)
 
@@ -254,7 +254,7 @@ def _add(function: Function, libraries: list[torch.library.Library], eager: dict
 
 
 def _define_backward(runs: Eager, library: torch.library.Library) -> str:
-    """Define an operator for the gradient, so that torch.compile sees it as one call. Return its name."""
+    """Define an operator for the gradient, so that torch.compile traces it as one call. Return its name."""
     function = runs.function
     name = "__".join((*function.name.replace("::", ".").split("."), "backward"))
     arguments = function.text.partition("(")[2].rpartition("->")[0].strip().removesuffix(")")

@@ -1,4 +1,4 @@
-"""The executor of kernels: the order in which they are asked, and what its programs depend on."""
+"""The executor of kernels: the order in which they are tried, and the identity on which its programs depend."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -13,25 +13,24 @@ from forge.patterns import Pattern, builtin
 
 
 class KernelVerifier(Protocol):
-    """Interface of the verifiers of kernels: forge's own is in verification/verification_cache.py."""
+    """Interface of kernel verifiers; forge's implementation is in verification/verification_cache.py."""
 
     def verdict(self, kernel: Kernel, args: tuple, kwargs: dict) -> Decision:
         """Return True, or Declined with the sample on which the kernel failed."""
 
     def identity(self, kernels: Iterable[Kernel]) -> str | Declined:
-        """Return a key of all that decides the verdicts of these kernels, beside the kernels; Declined where that may
-        change."""
+        """Return a key of everything but the kernels that determines their verdicts; Declined if it may change."""
 
     def has_warned_of(self, reason: str) -> bool:
-        """Return whether a kernel failed for this reason, of which there was a warning then."""
+        """Return whether a kernel failed for this reason, and the failure was reported as a warning."""
 
 
 class HubExecutor(OperatorExecutor):
-    """Executor of symbols by kernels: of those that fit, the one of highest priority, then the most specific one.
+    """Executor of symbols by kernels: the matching kernel of highest priority, then the most specific one.
 
-    checked: whether the kernels' constraints are asked; faster: whether a kernel declines calls for which it is not
-    known to be faster. builtin_kernels: returns kernels that are added, behind the others, when they are first needed.
-    verifier: decides whether a kernel is right for a call; without one all are.
+    checked: whether the kernels' constraints are checked; faster: whether a kernel declines calls for which it is not
+    known to be faster. builtin_kernels: returns kernels that are appended when they are first needed. verifier:
+    decides whether a kernel is correct for a call; without one all are trusted.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class HubExecutor(OperatorExecutor):
 
     @property
     def kernels(self) -> list[Kernel]:
-        """Return all of them, in the order in which they were added."""
+        """Return all kernels, in the order in which they were added."""
         self._add_builtin_kernels()
         return self._kernels
 
@@ -70,9 +69,9 @@ class HubExecutor(OperatorExecutor):
             self.add(builtin_kernels())
 
     def add(self, kernels: Iterable[Kernel]) -> None:
-        """Add kernels; those of earlier sources go where a manifest says `replace`.
+        """Add kernels; a manifest's `replace` removes the kernels of earlier sources.
 
-        Raises: ValueError when one of the same name is there for the same symbol.
+        Raises: ValueError if the symbol already has a kernel of the same name.
         """
         all_kernels = list(self._kernels)
         for kernel in kernels:
@@ -100,18 +99,18 @@ class HubExecutor(OperatorExecutor):
         )
 
     def without_speed_hints(self) -> "HubExecutor":
-        """Return the same kernels, which take every call that they are right for: where times decide who runs it."""
+        """Return the same kernels without their speed hints, for callers that select the executor by timing."""
         same = HubExecutor(self.name, self.verifier, checked=self.checked, faster=False)
         same.add(self.kernels)
         return same
 
     def candidates(self, symbol: Symbol) -> list[Implementation]:
-        """Return the kernels of a symbol, in the order in which they are asked."""
+        """Return the kernels of a symbol, in the order in which they are tried."""
         self._add_builtin_kernels()
         return self._by_symbol.get(symbol.id, [])
 
     def identity(self) -> str | Declined:
-        """Return the kernels' hashes, whether each kernel is verified, and whether its constraints are asked."""
+        """Return the kernels' hashes, whether each kernel is verified, and whether constraints are checked."""
         if not self.kernels:
             return ""
         verified = None if self.verifier is None else self.verifier.identity(self.kernels)
@@ -133,7 +132,7 @@ class HubExecutor(OperatorExecutor):
         return fingerprint(next(each for each in kernels if each.target.symbol.id == implementation.symbol.id))
 
     def named_functions(self) -> Iterator[tuple[tuple[str, ...], Callable]]:
-        """Yield the functions of each kernel, by the kernel's symbol and name and by their role."""
+        """Yield the functions of each kernel, by the kernel's symbol and name and by the function's role."""
         for kernel in self.kernels:
             for role in ("function", "forward", "backward"):
                 function = getattr(kernel, role)
@@ -146,13 +145,13 @@ def _is_replaced(earlier: Kernel, kernel: Kernel) -> bool:
 
 
 def in_order(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Return kernels in the order in which they are asked."""
+    """Return kernels in the order in which they are tried."""
     by_entry = {kernel.entry: kernel for kernel in kernels}
     return [by_entry[entry] for entry in candidates(by_entry)]
 
 
 def _patterns_in_order(patterns: set[Pattern]) -> tuple[Pattern, ...]:
-    """Return a repository's own patterns first, larger references before smaller ones, which they may contain; then the
-    shipped ones in their order (a residual's add before a norm must not take a rotary embedding's)."""
+    """Return the patterns of repositories first, larger references before smaller ones, which they may contain; then
+    the builtin ones in their order (a residual's add before a norm must not match a rotary embedding's)."""
     order = {each: index for index, each in enumerate(builtin.ALL)}
     return tuple(sorted(patterns, key=lambda each: (order.get(each, -1), -each.size, each.name)))

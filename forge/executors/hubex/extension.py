@@ -1,7 +1,7 @@
-"""Kernels by class: checks and loading before a kernel can be called, in the words of its author.
+"""Kernels by class: an author's own checks and loading before the first call of a kernel.
 
-An extension becomes a kernel as any other when it is registered: one entry with constraints, which is asked in order
-and verified. Only its function is missing: it is loaded when a call comes that it could take.
+A registered extension is a kernel like any other: one entry with constraints, which is tried in order and verified.
+Only its function is loaded lazily, at the first call that it could take.
 """
 
 import difflib
@@ -29,7 +29,7 @@ from forge.torch_internals.dispatch import disable_current_modes
 
 _CONTRACT = ("is_available", "assert_compatible", "build_aot", "build_jit", "load")
 _SAID = ("op", "name", "library", "priority", "options", "module", "build", "kernel_name")
-_NEAR = 0.85  # how alike two names are, of which one is taken for a misspelt other
+_NEAR = 0.85  # the similarity from which a name counts as a misspelling of another
 
 
 class KernelExtension:
@@ -40,7 +40,7 @@ class KernelExtension:
     Attributes:
         op: The operation, as forge.kernel takes it.
         name: The name of the kernel, by default the class name.
-        priority: The order among kernels; higher ones are offered a call first.
+        priority: The order among kernels; higher priorities are tried first.
         options: Options of forge.kernel: dtypes, shape, where, device, grad, ...
         module: The module to import, if the kernel is compiled ahead of time.
         build: Sources as in a manifest ({"cpp": ["csrc/norm.cpp"]}), relative to the file of the class.
@@ -57,15 +57,15 @@ class KernelExtension:
     kernel_name: str | None = None
 
     def is_available(self) -> bool | str:
-        """Return whether this machine has what the kernel needs: True; False, or the reason why not."""
+        """Return True if this machine supports the kernel, else False or the reason."""
         return True
 
     def assert_compatible(self) -> None:
-        """Raise, with the reason, where what is there cannot be used: a device too old, another version."""
+        """Raise, with the reason, if this machine is incompatible: an old device, another version."""
 
     def build_aot(self) -> Any:
-        """Return a setuptools Extension for a setup.py, called `module`, of the sources of `build`."""
-        from torch.utils import cpp_extension  # brings setuptools, which a program needs nowhere else
+        """Return a setuptools Extension named `module` of the sources of `build`, for a setup.py."""
+        from torch.utils import cpp_extension  # imports setuptools, which is needed nowhere else
 
         sources = _build_of(self)
         check(
@@ -83,8 +83,8 @@ class KernelExtension:
         )
 
     def build_jit(self) -> Callable | ModuleType:
-        """Compile the kernel now: the sources of `build`, once for all that decides what comes out
-        (forge/hub/build.py). Raises BuildError."""
+        """Compile the sources of `build` now, once per cache key of the build (forge/hub/build.py). Raises
+        BuildError."""
         check(bool(self.build), lambda: f"{_name_of(self)} has no build_jit, and no build with sources", hub.BuildError)
         operator = self.kernel_name or ""
         check("::" in operator, lambda: f'{_name_of(self)}: kernel_name must be "ns::name" of what build registers')
@@ -95,10 +95,10 @@ class KernelExtension:
         return _operator(operator)
 
     def load(self) -> Callable | ModuleType:
-        """Return the function: of `module` where it is installed, else of build_jit.
+        """Return the function: from `module` if it is installed, else from build_jit.
 
-        A module that is there and does not import (it was compiled for another torch, say) is no reason for silence:
-        there is a warning, and it is rebuilt, or the error is the reason why the kernel is not used.
+        A module that is installed but fails to import (compiled for another torch, say) is reported: there is a
+        warning and it is rebuilt, or the error is the reason why the kernel is not used.
         """
         if self.module is None or not compat.is_installed(self.module):
             return self.build_jit()
@@ -144,9 +144,9 @@ def _one_line(error: BaseException) -> str:
 
 
 class ExtensionLoader:
-    """A registered extension and its state. Each method of it is called once in a process.
+    """A registered extension and its state. Each method of the extension is called once per process.
 
-    function: the loaded one. failed: why it could not be loaded. check: returns the problems of a loaded function.
+    function: the loaded function. failed: why loading failed. check: returns the problems of a loaded function.
     """
 
     def __init__(self, extension: KernelExtension) -> None:
@@ -159,19 +159,19 @@ class ExtensionLoader:
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel itself. Raises KernelImportError where it cannot be loaded."""
+        """Call the kernel itself. Raises KernelImportError if it cannot be loaded."""
         reason = self.load()
         if self.function is None:
             raise hub.KernelImportError(f"{_name_of(self.extension)}: {reason}")
         return self.function(*args, **kwargs)
 
     def unusable(self) -> str | None:
-        """Return why this machine cannot use it, as the extension says; None where it can."""
+        """Return the extension's reason why this machine cannot use the kernel; None if it can."""
         with self._lock:
             return self._unusable()
 
     def load(self) -> str | None:
-        """Load it, usable or not. Return why that failed, None where it did not."""
+        """Load the kernel, usable or not. Return the reason of a failure, else None."""
         with self._lock:
             if self._loading:
                 return "it is being loaded"
@@ -179,7 +179,7 @@ class ExtensionLoader:
                 self._loading = True
                 try:
                     self.function = self._load_function()
-                except (Exception, SystemExit) as error:  # setuptools ends a failed build so
+                except (Exception, SystemExit) as error:  # setuptools exits after a failed build
                     self.failed = f"load() raised {_one_line(error)}"
                     text = f"forge: kernel {_name_of(self.extension)} is not used: {self.failed}"
                     warnings.warn(text, hub.HubNotice, stacklevel=2)
@@ -219,9 +219,9 @@ class ExtensionLoader:
 
 
 def loader_of(declaration: Any, resolver: Any) -> tuple[ExtensionLoader, KernelEntry, dict[str, Any]]:
-    """Return (loader, entry, options of the entry) of a class or an instance; none of its methods is called.
+    """Return (loader, entry, options of the entry) of a class or an instance, without a call of its methods.
 
-    Raises TypeError for what is no extension, ManifestError with every problem of what it says.
+    Raises TypeError for objects that are no extension, ManifestError with every problem of its attributes.
     """
     extension = declaration() if isinstance(declaration, type) else declaration
     _check_complete(extension)
@@ -235,18 +235,18 @@ def loader_of(declaration: Any, resolver: Any) -> tuple[ExtensionLoader, KernelE
 
 
 def operation_of(extension: KernelExtension | type[KernelExtension]) -> Any:
-    """Return the operation that an extension implements: a function of the class is no method of the instance (F.silu
-    is Python's)."""
+    """Return the operation that an extension implements, read from the class, since an instance would bind a Python
+    function such as F.silu as a method."""
     return getattr(extension.op, "__func__", extension.op)
 
 
 def is_extension(value: Any) -> TypeGuard[KernelExtension | type[KernelExtension]]:
-    """Return whether it is an extension's class, or an instance of one."""
+    """Return whether an object is an extension class or an instance of one."""
     return isinstance(value, KernelExtension) or (isinstance(value, type) and issubclass(value, KernelExtension))
 
 
 def _check_complete(extension: KernelExtension) -> None:
-    """Raise TypeError for what is missing, misspelt or of another kind; then nothing was registered."""
+    """Raise TypeError for attributes that are missing, misspelt or of the wrong type, before anything is registered."""
     cls = type(extension)
     check(extension.op is not None, lambda: f"{cls.__name__} does not say in op what it implements", TypeError)
     for method in _CONTRACT:
@@ -281,8 +281,8 @@ def _check_complete(extension: KernelExtension) -> None:
 
 
 def _location_of(cls: type) -> Mark:
-    """Return the place of a class in the source."""
+    """Return the source location of a class."""
     try:
         return Mark(inspect.getsourcefile(cls) or "", inspect.getsourcelines(cls)[1], 1)
-    except (OSError, TypeError):  # typed in
+    except (OSError, TypeError):  # defined interactively
         return Mark(f"<{cls.__module__}>", 1, 1)

@@ -1,4 +1,4 @@
-"""A kernel as one hash: all that can change what verification says of it."""
+"""The fingerprint of a kernel: one hash of everything that can change its verdict."""
 
 import ast
 import sys
@@ -16,7 +16,7 @@ from forge.hub.manifest import KernelEntry
 
 
 def fingerprint(kernel: Kernel) -> Fingerprint:
-    """Return the hash of a kernel: of its entry, its functions, and what it is compared with."""
+    """Return the hash of a kernel's entry, functions and reference."""
     about = ("kernel", kernel.origin.content, kernel.name, entry_text(kernel.entry), kernel.target.symbol.id)
     others = [each for each in (kernel.assumes, kernel.samples) if each is not None]
     code = kernel.function, kernel.forward, kernel.backward
@@ -24,7 +24,7 @@ def fingerprint(kernel: Kernel) -> Fingerprint:
 
 
 def _compared_with(kernel: Kernel) -> tuple[Any, ...]:
-    """Return the functions that a kernel is compared with, where they are not torch's own."""
+    """Return the functions of a kernel's reference that are not torch's own."""
     function = kernel.target.function
     if function is None:
         return (kernel.pattern,)
@@ -38,7 +38,7 @@ def entry_text(entry: KernelEntry) -> str:
     values["grad"] = {
         field.name: getattr(entry.grad, field.name) for field in fields(entry.grad) if not field.name.endswith("fn")
     }
-    unsaid_before = ("mutates", "samples", "assumes", "keyed", "result")  # where they say nothing, older answers hold
+    unsaid_before = ("mutates", "samples", "assumes", "keyed", "result")  # omitted if unset: older verdicts stay valid
     for name in unsaid_before:
         if not values[name]:
             del values[name]
@@ -51,14 +51,14 @@ def entry_text(entry: KernelEntry) -> str:
 
 
 class _Repositories:
-    """The owner of the modules that repositories' files are loaded as."""
+    """The owner of the modules of repositories' files."""
 
     def owner_of(self, module: str) -> str | None:
         content = content_of(module)
         return None if content is None else f"repository {content}"
 
     def imports_of(self, module: str) -> Iterator[str]:
-        """Yield the modules from elsewhere that a repository's files import, as its policy allows."""
+        """Yield the external modules that a repository's files import, as its policy allows."""
         verified = verified_of(module)
         for each in () if verified is None else (verified, *verified.depends):
             yield from _imports_from_elsewhere(each.content, each)
@@ -68,7 +68,7 @@ _elsewhere: dict[str, tuple[str, ...]] = {}
 
 
 def _imports_from_elsewhere(content: str, verified: VerifiedKernel) -> tuple[str, ...]:
-    """Return the modules that a repository's Python imports by their whole names, without Python's own and torch's."""
+    """Return the modules that a repository's Python imports absolutely, without the standard library and torch."""
     if content not in _elsewhere:
         modules: set[str] = set()
         for file in verified.files.values():

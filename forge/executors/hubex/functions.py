@@ -1,7 +1,7 @@
-"""Operators outside of torch's own as symbols: those that manifests define (`func`), those of a user's torch.library.
+"""Custom operators as symbols: the operators of manifests (`func`) and of a user's torch.library.
 
 A call of torch.ops.acme.f in a program is recorded as one call of the symbol of that name. Its decomposition is the
-reference, where there is one; else it is one opaque call, which torch runs.
+reference, if there is one; else it is one opaque call, which torch runs.
 """
 
 import inspect
@@ -35,10 +35,10 @@ _EXAMPLES = {"int": 1, "bool": False, "str": "", "float": 1e-5, "number": 1}
 
 
 class Function:
-    """An operator outside of torch's own.
+    """A custom operator.
 
-    text: its schema, as it was declared. reference: what it computes, in plain torch. fake: its results' metadata.
-    mark: where a manifest declared it. foreign: whether torch has it without forge's doing, with a kernel of its own.
+    text: its schema as declared. reference: its implementation in plain torch. fake: its fake implementation. mark: the
+    location of its declaration in a manifest. foreign: whether third-party code registered it and its kernel in torch.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class Function:
 
     @property
     def is_reproducible(self) -> bool:
-        """Return whether another process has it once it read the manifests that this one did."""
+        """Return whether another process has the operator after it read the same manifests."""
         return not self.foreign or self.reference is not None
 
     def is_run_by(self, function: Any) -> bool:
-        """Return whether a kernel's function is this very operator."""
+        """Return whether a kernel's function is this operator itself."""
         schema = find_schema(function)
         name = find_packet_name(function) if schema is None else schema.name
         return name == self.schema.name
 
     @property
     def operator(self) -> OpOverload:
-        """Return torch's own object for it."""
+        """Return torch's object for the operator."""
         namespace, _, base = self.schema.name.partition("::")
         return getattr(getattr(getattr(torch.ops, namespace), base), self.schema.overload_name or "default")
 
@@ -88,9 +88,9 @@ class Function:
     # calls
 
     def values(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name, in order, with defaults, and of the declared types.
+        """Return the arguments of a call by name, in order, with defaults, converted to the declared types.
 
-        Raises TypeError for one too many, one that it does not have, or one that is missing.
+        Raises TypeError for surplus, unknown or missing arguments.
         """
         positional = [p.name for p in self.signature.parameters if not p.keyword_only]
         unknown = [name for name in kwargs if name not in self.signature.by_name]
@@ -105,7 +105,7 @@ class Function:
         return {name: _as_declared(arguments[name], kind) for name, kind in self._types.items()}
 
     def call(self, values: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Return arguments by name as they are passed."""
+        """Return arguments by name as (args, kwargs) of a call."""
         args = tuple(values[p.name] for p in self.signature.parameters if not p.keyword_only)
         return args, {p.name: values[p.name] for p in self.signature.parameters if p.keyword_only}
 
@@ -120,7 +120,7 @@ class Function:
     # the symbol
 
     def enter(self, symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> Any:
-        """Record a call in a program: torchlang's handler."""
+        """Record a call in a program, as torchlang's handler."""
         args, kwargs = self.call(self.values(args, kwargs))
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
 
@@ -130,7 +130,7 @@ class Function:
             try:
                 with trace.collecting() as calls:
                     output = self._expand(self.reference, args, kwargs)
-            except _UNTRACEABLE:  # torchlang does not have what the reference does; torch does
+            except _UNTRACEABLE:  # the reference uses operations that torchlang lacks; torch runs it
                 pass
             else:
                 for bound in calls:
@@ -141,7 +141,7 @@ class Function:
         return Symbol(self.symbol.name, place, meta=self.meta, op=runs, tags=frozenset({Tag.OPAQUE}))(*args, **kwargs)
 
     def _expand(self, reference: Callable, args: tuple, kwargs: dict) -> Any:
-        """Run the reference on proxies, in a memory of its own: its results are new tensors."""
+        """Run the reference on proxies, in a separate memory scope: its results are new tensors."""
         trace = current_trace()
         before, trace.memory = trace.memory, Memory()
         inputs = [trace.memory.ref(proxy).storage for proxy in tensors([args, kwargs])]
@@ -156,7 +156,7 @@ class Function:
             trace.memory = before
 
     def _results(self, returned: Any) -> list[Any]:
-        """Return the results of a reference, a fake or a kernel, as many tensors as the schema says."""
+        """Return the results of a reference, a fake implementation or a kernel, in the number of the schema."""
         results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         count = len(self.schema.returns)
         check(
@@ -170,11 +170,11 @@ class Function:
         return results
 
     def as_results(self, results: list[Any]) -> Any:
-        """Return results as the operator returns them."""
+        """Return results in the operator's return structure."""
         return results[0] if len(results) == 1 else tuple(results)
 
     def meta(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the results that the fake implementation gives."""
+        """Return the results of the fake implementation."""
         return meta_of(self.operator, args, kwargs)
 
     # implementations that torch calls
@@ -195,8 +195,8 @@ class Function:
         return self.fresh((self.reference or self._no_function)(*args, **kwargs), inputs)
 
     def fresh(self, returned: Any, inputs: list[torch.Tensor]) -> Any:
-        """Return results as torch wants them of an operator: contiguous, and in no argument's memory nor each
-        other's."""
+        """Return results as torch requires them from an operator: contiguous, and without aliases of arguments or of
+        each other."""
         storages = {storage_id(each) for each in inputs}
         results = []
         for result in self._results(returned):
@@ -208,7 +208,7 @@ class Function:
 
 
 def _as_declared(value: Any, kind: str) -> Any:
-    """Return a number as its declared type: torch converts 1 to 1.0 where a float is declared."""
+    """Convert a number to its declared type, as torch converts 1 to 1.0 for a float."""
     if kind == "float" and type(value) is int:
         return float(value)
     if isinstance(value, (tuple, list)) and not tensors(value) and not any(map(_is_tensor, leaves(value))):
@@ -221,7 +221,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _own(handle: TensorProxy, memory: Memory, storages: list[Any]) -> TensorProxy:
-    """Return a result of the reference, contiguous, and a copy where it is in one of the `storages`."""
+    """Return a result of the reference, contiguous, and copied if it aliases one of the `storages`."""
     value = memory.read(handle)
     storage = memory.ref(handle).storage
     if storage in storages or storage.ambiguous is not None:
@@ -231,7 +231,7 @@ def _own(handle: TensorProxy, memory: Memory, storages: list[Any]) -> TensorProx
 
 
 def meta_of(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Return the results of a function of tensors for a call on proxies: it runs on fake tensors."""
+    """Return the metadata of a function's results for a call on proxies, by a run on fake tensors."""
     trace = current_trace()
     with DisableTorchFunction(), torch.no_grad(), fake_tensor_mode((args, kwargs)):
         args, kwargs = tree_map(empty_like, (args, kwargs))
@@ -249,7 +249,7 @@ _functions: dict[str, Function] = {}
 
 
 class Declarations:
-    """Operators declared while sources are read; none of them is defined before all sources were."""
+    """Operators declared while sources are read; they are defined after all sources were read."""
 
     def __init__(self) -> None:
         self.new: dict[str, Function] = {}
@@ -259,7 +259,7 @@ class Declarations:
         return self.new.get(name) or _functions.get(name)
 
     def declare(self, entries: list[OpEntry], find: Callable[[str], Any]) -> None:
-        """Take the `func` entries of one manifest. Raises ManifestError with every problem, and takes none."""
+        """Declare the `func` entries of one manifest, or raise ManifestError with every problem and declare none."""
         problems, functions = [], {}
         for op in entries:
             reference, fake = (find(name) if name else None for name in (op.reference, op.fake))
@@ -282,7 +282,7 @@ class Declarations:
         return existing is not None and existing.mark is not None
 
     def _conflicts(self, function: Function) -> Iterator[str]:
-        """Yield the conflicts of a declaration with what there is."""
+        """Yield the conflicts of a declaration with existing operators."""
         existing = self.find(function.name)
         if existing is not None and existing.mark is not None:
             if existing.schema != function.schema:
@@ -298,9 +298,9 @@ class Declarations:
             yield NO_META
 
     def find_existing(self, name: str) -> Function | None:
-        """Return an operator that a manifest or somebody else's code defined, None where there is none.
+        """Return an operator that a manifest or third-party code defined, or None.
 
-        Raises NotImplementedError saying why it can be no symbol.
+        Raises NotImplementedError with the reason why it cannot be a symbol.
         """
         existing = self.find(name)
         if existing is not None:
@@ -333,13 +333,13 @@ def _foreign(schema: Any) -> bool:
 
 
 def has_fake(name: str) -> bool:
-    """Return whether torch knows an operator's metadata without running it."""
+    """Return whether torch infers an operator's metadata without its kernel: by a meta kernel or a composite."""
     keys = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
     return any(dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
 
 
 def _schema_problems(schema: Any) -> Iterator[str]:
-    """Yield why an operator can be no symbol."""
+    """Yield the reasons why an operator cannot be a symbol."""
     for argument in schema.arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
             other = "" if "out" not in schema.overload_name else f", or register {schema.name} in torch.library"
@@ -353,8 +353,8 @@ def _schema_problems(schema: Any) -> Iterator[str]:
 
 
 def _code_of(function: Any, visited: frozenset[Any] = frozenset()) -> Any:
-    """Return a Python function's code, and that of the functions beside it which it calls, to compare it with another
-    version of itself."""
+    """Return the code of a Python function and of the functions of its package that it calls, for a comparison with
+    another version of it."""
     function = inspect.unwrap(function) if callable(function) else function
     if not isinstance(function, types.FunctionType) or function in visited:
         return function if function not in visited else None
@@ -381,11 +381,11 @@ def _text_of(code: types.CodeType) -> tuple:
 
 
 def find_function(name: str) -> Function | None:
-    """Return the function that the process has by this name."""
+    """Return the function that this process registered by this name."""
     return _functions.get(name)
 
 
 def register(function: Function) -> None:
-    """Register a function: calls of its operator are calls of its symbol."""
+    """Register a function, so that calls of its operator become calls of its symbol."""
     _functions[function.name] = function
     torchlang.register_operator(function.symbol, function.operator, function.enter)

@@ -43,13 +43,13 @@ from forge.patterns import Pattern, builtin
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """A manifest as it was read, once."""
+    """A manifest, read once."""
 
     path: Path
     content: bytes
 
     def read(self, **options: Any) -> Manifest:
-        """Read these bytes as read_manifest does."""
+        """Parse the bytes as read_manifest does."""
         return read_manifest(self.path, content=self.content, **options)
 
     @property
@@ -72,10 +72,10 @@ def gather(
     """Return the kernels that `sources` name, in order: "org/name@v1", a folder of a repository, a manifest (.yaml), a
     lock file (.lock) with all that it holds, an entry, a class.
 
-    A folder or file that is named is thereby allowed; a repository needs the policy's or the lock's word. Nothing of a
-    source is imported before it passed every check (forge/hub). allow_imports: modules that kernels may import beyond
-    those that the Hub's rules allow, and the policy. argument: what an error calls `sources`.
-    Raises HubError, ManifestError or TypeError saying what is wrong with which source.
+    Naming a folder or file allows it; a repository has to be allowed by the policy or the lock. No code of a source is
+    imported before it passed every check (forge/hub). allow_imports: modules that kernels may import beyond the Hub's
+    rules and the policy. argument: the name of `sources` in errors.
+    Raises HubError, ManifestError or TypeError, which name the source and its problem.
     """
     check_list(sources, argument, "repositories, folders, manifests or entries")
     kernels: list[Kernel] = []
@@ -96,15 +96,15 @@ def gather(
 
 
 def _default_policy(source: str | os.PathLike[str]) -> hub.Policy:
-    """Return the policy that naming a source implies."""
+    """Return the policy implied by naming a source."""
     if os.fspath(source).endswith(".lock"):
         return hub.Policy(trust="locked", local=True)
     return hub.Policy(local=local_manifest(source) is not None)
 
 
 def operators(declared: Declarations | None = None) -> Operators:
-    """Return the operators that manifests may name: torch's, aten's, forge's own, those that are declared, others that
-    torch.ops has, and the patterns that forge ships."""
+    """Return the operators that manifests may name: torch's, aten's, forge's, the declared ones, others in torch.ops,
+    and the builtin patterns."""
     shipped = (*builtin.ALL, *builtin.OPT_IN)
     return Operators({each.name: each.reference for each in shipped}, declared)
 
@@ -113,7 +113,7 @@ register_resolver(operators)
 
 
 def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
-    """Return the kernel of an entry that was declared in Python, of `pattern` where forge does not ship that."""
+    """Return the kernel of an entry declared in Python, for `pattern` unless that is a builtin one."""
     grad = entry.grad
     functions = {grad.kernel_name: grad.fn, grad.forward: grad.forward_fn, entry.kernel_name or "": entry.fn}
     declared = Declarations()
@@ -124,7 +124,7 @@ def from_entry(entry: KernelEntry, pattern: Pattern | None = None) -> Kernel:
 
 
 def operators_for(op: Any) -> tuple[Operators, Pattern | None]:
-    """Return the operators that a declaration in Python may name, and the pattern that it is of."""
+    """Return the operators that a declaration in Python may name, and the declaration's pattern."""
     return (Operators({op.name: op.reference}), op) if isinstance(op, Pattern) else (operators(), None)
 
 
@@ -138,7 +138,7 @@ def from_extension(declaration: KernelExtension | type[KernelExtension]) -> Kern
     return replace(kernel, declared=(op, extension, options), extension=extension)
 
 
-# from files; an origin without a source says with what sources are read
+# from files; an origin without a source holds the options with which sources are read
 
 
 def _from_files(source: str | os.PathLike[str], access: Origin) -> list[Kernel]:
@@ -167,7 +167,8 @@ def _resolve(source: str | os.PathLike[str], access: Origin) -> hub.ResolvedKern
 
 
 def local_manifest(source: str | os.PathLike[str]) -> Path | None:
-    """Return the path of a local source's manifest: the file that it is, or the folder's; None for a repository."""
+    """Return the path of a local source's manifest: the file itself, or the folder's manifest; None for a
+    repository."""
     if os.fspath(source).endswith(ALONE):
         return Path(source)
     folder = parse_source(source).path
@@ -185,8 +186,8 @@ def _read(path: Path) -> ManifestFile:
 
 
 def _from_alone(file: ManifestFile, access: Origin) -> list[Kernel]:
-    """Return the kernels of a manifest that stands alone: as it is in the lock, where that holds it; else the user's
-    own, whoever wrote what it names."""
+    """Return the kernels of a standalone manifest: the locked version if the lock has it, else the file, which is
+    trusted as the user's own, whoever wrote the functions that it names."""
     lock = as_lock(access.lock)
     entry = None if lock is None else lock.manifest(file.path)
     if lock is not None and entry is not None:
@@ -195,8 +196,8 @@ def _from_alone(file: ManifestFile, access: Origin) -> list[Kernel]:
 
 
 def _from_sources(manifest: Manifest, file: ManifestFile, origin: Origin) -> list[Kernel]:
-    """Return the kernels of the prebuilt variant beside the sources that fits; else, where no lock says what the files
-    must be, the library that the sources are compiled to."""
+    """Return the kernels of the matching prebuilt variant next to the sources; else, unless a lock pins the files, of
+    the library built from the sources."""
     path = Path(manifest.file)
     selection = variants_beside(path, lock=origin.lock, policy=origin.policy, backend=origin.backend)
     reasons = [f"{name}: {reason}" for name, reason in selection.choice.rejected]
@@ -218,15 +219,15 @@ def _from_sources(manifest: Manifest, file: ManifestFile, origin: Origin) -> lis
 
 
 def variants_beside(path: Path, **options: Any) -> hub.Selection:
-    """Return the prebuilt variants in a manifest's folder; the folder itself, where it is a package, is none. options:
-    as hub.select takes them."""
+    """Return the prebuilt variants in a manifest's folder, without the folder itself if it is a package. options: the
+    options of hub.select."""
     selection = hub.select(path.parent, **options)
     is_package = selection.build == path.parent.resolve().parent
     return replace(selection, choice=replace(selection.choice, accepted=())) if is_package else selection
 
 
 def _from_lock(lock: hub.Lock, access: Origin) -> list[Kernel]:
-    """Return all kernels that a lock file holds; those that another one depends on need no manifest."""
+    """Return all kernels of a lock file; repositories that are only dependencies need no manifest."""
     alone = [_read(lock.path.parent / each.source) for each in lock.kernels if each.is_manifest]
     resolved = [
         (hub.resolve_locked(each, lock, policy=access.policy, backend=access.backend), each.commit is None)
@@ -244,8 +245,8 @@ def _from_lock(lock: hub.Lock, access: Origin) -> list[Kernel]:
 
 
 def _from_bundle(folder: Path, access: Origin) -> list[Kernel]:
-    """Return the kernels that forge.bundle wrote. Raises NotFoundError naming the kernels that are needed and cannot be
-    used."""
+    """Return the kernels of a bundle of forge.bundle. Raises NotFoundError, which names the required kernels that
+    cannot be used."""
     result: list[Kernel] = []
     for part in hub.read_bundle(folder, access.policy or hub.Policy()):
         names = ", ".join(f"{name} of {op}" for op, name in part.kernels)
@@ -275,7 +276,7 @@ def _from_repository(resolved: hub.ResolvedKernel, local: bool, access: Origin) 
 
 
 def _from_variant(resolved: hub.ResolvedKernel, file: ManifestFile, origin: Origin) -> list[Kernel]:
-    file.read(resolver=operators(), with_sources=False)  # mistakes are reported before anything is imported
+    file.read(resolver=operators(), with_sources=False)  # report mistakes before any import
     lock = as_lock(origin.lock)
 
     def check_manifest(verified: hub.VerifiedKernel) -> None:
@@ -295,9 +296,9 @@ def _content(module: ModuleType) -> str:
 
 
 def _manifest_of(resolved: hub.ResolvedKernel, outside: ManifestFile | None) -> ManifestFile:
-    """Return the manifest in the chosen variant: it is all that is fetched, locked and hashed. A local folder may have
-    its source at the root, from which a build copies it. Raises NoManifestError where there is none, MalformedError
-    where the copy is not as its source."""
+    """Return the manifest in the selected variant, since only the variant is fetched, locked and hashed. A local folder
+    may have the manifest's source at the root, from which a build copies it. Raises NoManifestError if there is none,
+    MalformedError if the copy differs from its source."""
     place = resolved.folder / MANIFEST
     _check_within(place, resolved.folder if outside is None else outside.path.parent, resolved.blobs)
     if outside is not None:
@@ -316,7 +317,7 @@ def _manifest_of(resolved: hub.ResolvedKernel, outside: ManifestFile | None) -> 
 
 
 def _check_within(place: Path, *folders: Path | None) -> None:
-    """Raise MalformedError for a link out of a repository's folder, and out of the cache's files of it."""
+    """Raise MalformedError for a link that leaves both a repository's folder and the cache's files of it."""
     real = place.resolve()
     if not any(real.is_relative_to(folder.resolve()) for folder in folders if folder is not None):
         raise hub.MalformedError(f"{place}: is a link to {real}, which is outside of the repository")
@@ -347,7 +348,7 @@ def _from_manifest(file: ManifestFile, module: ModuleType | None, origin: Origin
 
 
 def _check_not_themselves(kernels: list[Kernel]) -> None:
-    """Raise ManifestError for a kernel that is the operator which is to run it."""
+    """Raise ManifestError for a kernel whose function is the operator that it implements."""
     problems = [
         Problem(each.entry.mark, f"kernel {each.entry.kernel_name!r} is the operator itself, which has no other code")
         for each in kernels
@@ -393,7 +394,7 @@ def _kernel(
 
 
 def kernel_of(entry: KernelEntry, find: Callable[[str], Any], origin: Origin) -> Kernel:
-    """Return the kernel of an entry of torch's or forge's own operators and patterns; nothing is imported."""
+    """Return the kernel of an entry for operators and patterns of torch or forge, without an import."""
     return _kernel(entry, find, origin, Declarations())
 
 
@@ -401,7 +402,7 @@ _patterns: dict[Any, Pattern] = {}
 
 
 def _pattern(name: str, find: Callable[[str], Any]) -> Pattern:
-    """Return a built-in pattern, or one whose reference a kernel's repository has."""
+    """Return a builtin pattern, or a pattern whose reference is in a kernel's repository."""
     if not name.startswith("python:"):
         return builtin.by_name(name)
     reference = find(name)
@@ -411,8 +412,8 @@ def _pattern(name: str, find: Callable[[str], Any]) -> Pattern:
 
 
 def _find(name: str, module: ModuleType | None, path: Path, load: Callable[[str, str], Any]) -> Any:
-    """Return the function that a manifest means: `ns::op`, `python:module:function` (`.module` within the repository),
-    `hub:org/repo:function`, or a name in the repository's module. Raises ImportError where there is none."""
+    """Resolve a manifest's function: `ns::op`, `python:module:function` (`.module` within the repository),
+    `hub:org/repo:function`, or a name in the repository's module. Raises ImportError if there is none."""
     if name.startswith("hub:"):
         repository, _, attribute = name.removeprefix("hub:").rpartition(":")
         return load(repository, attribute)

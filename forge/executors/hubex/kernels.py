@@ -1,7 +1,7 @@
-"""A kernel function as an implementation of a symbol: its calls are written into the trace as they will run.
+"""A kernel function as an implementation of a symbol: its calls are recorded in the trace as they will run.
 
-An adapter is no function that wraps the kernel: when a call is claimed, the trace gets what the kernel needs around it
-(memory for an output that it writes to, a layout fix-up) and then the kernel's own call, with its own arguments.
+There is no wrapper function around the kernel: when a call is claimed, the adapter records the operations that it
+needs (the allocation of an output that it writes to, a layout fix-up), then the kernel's call with its own arguments.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -43,7 +43,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Origin:
-    """A kernel's source and the options it was resolved with, by which another process can load it. source: None for a
+    """A kernel's source and the options of its resolution, from which another process can load it. source: None for a
     function registered in Python. content: a hash of its files."""
 
     source: str | None = None
@@ -55,7 +55,7 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class OwnForward:
-    """A module's own forward, which a layer is compared with. It stands in the place of a pattern."""
+    """A module's own forward, the reference of a layer, in the role of a pattern."""
 
     reference: Callable
     name: str
@@ -64,14 +64,14 @@ class OwnForward:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel, and what it implements.
+    """A kernel and the operation that it implements.
 
-    entry: of its manifest. signature: the operator's. target: the symbol. function: what runs. backward: its gradient
-    kernel, where the entry names one; forward: the function that runs instead where a gradient is needed. pattern: what
-    finds its calls, where the target is a pattern's symbol. assumes: a predicate of the values of a call; samples:
-    makes such values. declared: the arguments of forge.kernel: (op, fn, options). builtin: whether it comes with forge,
-    and nobody asked for it. particular: whether it is for the very calls of a program alone, and verified on nothing
-    else. extension: of a kernel by class, what loads its function, and until then stands in its place.
+    entry: its manifest entry. signature: the operator's. target: the symbol. function: the kernel function. backward:
+    its gradient kernel, if the entry names one; forward: the function that runs instead if a gradient is needed.
+    pattern: the pattern that matches its calls, if the target is a pattern's symbol. assumes: a predicate of the values
+    of a call; samples: a factory of such values. declared: the arguments of forge.kernel: (op, fn, options). builtin:
+    whether it comes with forge and was not requested. particular: whether it is for the calls of one program only, and
+    verified only on them. extension: for a kernel by class, the loader of its function and its placeholder until then.
     """
 
     entry: KernelEntry
@@ -98,11 +98,11 @@ class Kernel:
         return f"<kernel {self.name} of {self.target.symbol.id}>"
 
     def unusable(self) -> str | None:
-        """Return why this machine cannot use it, as its extension says; None where it can."""
+        """Return the extension's reason why this machine cannot use the kernel; None if it can."""
         return None if self.extension is None else self.extension.unusable()
 
     def load(self) -> str | None:
-        """Load the function where it is not loaded yet. Return why that failed, None where it did not."""
+        """Load the function unless it is loaded. Return the reason of a failure, else None."""
         if self.extension is None or self.is_loaded:
             return None
         reason = self.extension.load()
@@ -119,32 +119,32 @@ class Kernel:
 
     @property
     def operation(self) -> str:
-        """Return the name of what it implements, as `forge.kernel` takes it."""
+        """Return the name of the operation, as `forge.kernel` takes it."""
         return f"pattern:{self.entry.op}" if self.entry.op_kind == "pattern" else self.entry.op
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """Return the dtypes of its first constrained argument; floats where nothing is declared."""
+        """Return the dtypes of its first constrained argument; floating-point dtypes if none is declared."""
         return next((alias.dtypes for alias in self.entry.dtypes.values()), FLOATS)
 
     @property
     def devices(self) -> list[torch.device]:
-        """Return the devices that it is for and that are here."""
+        """Return the devices that the kernel supports and this machine has."""
         types = self.entry.device.types if self.entry.device is not None else ("cpu", "cuda")
         return [torch.device(kind) for kind in types if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available())]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself; nothing is checked."""
+        """Call the function itself, without checks."""
         return self.function(*args, **kwargs)
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call of the symbol as the operator's arguments by name."""
+        """Map a call of the symbol to the operator's arguments by name."""
         values = self.target.signature.bind(args, kwargs)
         return {theirs: values[ours] for ours, theirs in self.target.names.items() if ours in values}
 
 
 def compares_values(kernel: Kernel) -> bool:
-    """Return whether there is something that a kernel's values can be compared with."""
+    """Return whether there is a reference for a kernel's values."""
     function = kernel.target.function
     if function is None or function.reference is not None:
         return True
@@ -154,10 +154,10 @@ def compares_values(kernel: Kernel) -> bool:
 def implementation(
     kernel: Kernel, verdict: Verdict | None = None, *, checked: bool = True, faster: bool = True
 ) -> Implementation:
-    """Return a kernel as the claim pass needs it: its constraints as a checker, its call, its gradient.
+    """Return a kernel as an implementation for the claim pass: its constraints as a checker, its call, its gradient.
 
-    `verdict` is called after the constraints: whether the kernel was verified for such arguments. checked: whether the
-    constraints are asked. faster: whether calls for which it was not measured to be faster are left to others.
+    verdict: returns whether the kernel was verified for such arguments; called after the constraints. checked: whether
+    the constraints are checked. faster: whether to decline calls for which the kernel was not measured to be faster.
     """
     constraints = make_checker(kernel.entry, kernel.signature, kernel.target, faster=faster)
     kind = kernel.entry.grad.kind
@@ -195,7 +195,7 @@ def implementation(
 
 
 class _Caller:
-    """Writer of a kernel's calls into the current trace."""
+    """The recorder of a kernel's calls in the current trace."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -223,17 +223,17 @@ class _Caller:
     def _operator(self, suffix: str, function: Callable | None, out: tuple[str | int, ...]) -> Symbol:
         kernel = self.kernel
         place = f"hub.{kernel.name}{suffix.replace('_', '.')}"
-        tags = frozenset({Tag.SYNCHRONIZING} if isinstance(function, AssumingKernel) else ())  # it reads values
+        tags = frozenset({Tag.SYNCHRONIZING} if isinstance(function, AssumingKernel) else ())  # it reads tensor values
         name = f"{kernel.entry.name}{suffix}"
         return Symbol(name, place, meta=_no_meta, executor=kernel, op=function, out=out, tags=tags)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Record the kernel in the place of a call of the symbol."""
+        """Record the kernel instead of a call of the symbol."""
         return self._run(self.op, args, kwargs, self.always_saves)[0]
 
     def rule(self, *args: Any, **kwargs: Any) -> Any:
-        """Record the kernel forward, and its own kernel backward. Return NotImplemented where a gradient is needed
-        that the backward does not give."""
+        """Record the kernel for the forward and its gradient kernel for the backward. Return NotImplemented if a needed
+        gradient is not among the backward's results."""
         grad = self.kernel.entry.grad
         values = self.kernel.bind(args, kwargs)
         others = [value for name, value in values.items() if name not in grad.returns]
@@ -255,7 +255,7 @@ class _Caller:
         return output
 
     def autograd_rule(self, *args: Any, **kwargs: Any) -> Any:
-        """Record a kernel that torch's autograd differentiates: its graph is kept for the backward."""
+        """Record a kernel that torch's autograd differentiates; its autograd graph is kept for the backward."""
         values = self.kernel.bind(args, kwargs)
         with current_trace().collecting():
             output = self.kernel.target.symbol(*args, **kwargs)
@@ -272,7 +272,7 @@ class _Caller:
         return output
 
     def _run(self, op: Symbol, args: tuple, kwargs: dict, saving: bool) -> tuple[Any, dict[str, TensorProxy]]:
-        """Record a call. Return the result, and what was saved by name."""
+        """Record a call. Return the result, and the saved tensors by name."""
         values = self.kernel.bind(args, kwargs)
         with current_trace().collecting():
             output = self.kernel.target.symbol(*args, **kwargs)
@@ -300,7 +300,7 @@ class _Caller:
         return [*gradients, *args], {**kwargs, **saved}
 
     def _results_and_gradients(self, results: list[TensorProxy]) -> dict[str, TensorProxy]:
-        """Return the results and their gradients, by the names that a manifest has for them."""
+        """Return the results and their gradients, by their names in a manifest."""
         values = {}
         for i, result in enumerate(results):
             suffix = f"_{i}" if len(results) > 1 else ""
@@ -309,7 +309,7 @@ class _Caller:
         return values
 
     def _saved_tensors(self, values: Mapping[str, Any]) -> dict[str, TensorProxy]:
-        """Return stand-ins for what the forward saves, by its declared dtypes and shapes."""
+        """Return proxies for the forward's saved tensors, from their declared dtypes and shapes."""
         entry = self.kernel.entry
         shapes = [(pattern, x.shape) for name, pattern in entry.shape.items() for x in tensors(values.get(name))]
         dims: dict[str, Any] = {}
@@ -325,7 +325,7 @@ class _Caller:
         return saves
 
     def argument(self, name: str, value: Any) -> Any:
-        """Return an argument as the kernel gets it: in its layout, and a copy of what it overwrites."""
+        """Return an argument as the kernel takes it: in the declared layout, and copied if the kernel overwrites it."""
         value = self.in_layout(name, value)
         return _copies(value) if name in self.copied else value
 
@@ -338,8 +338,8 @@ class _Caller:
 
 
 def run_with_graph(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
-    """Return (outputs, graph) of a kernel that torch's autograd differentiates. Raises RuntimeError where it does
-    not."""
+    """Return (outputs, graph) of a kernel that torch's autograd differentiates. Raises RuntimeError for kernels without
+    an autograd graph."""
     output, graph = run_opaque_forward(function, args, kwargs, positions)
     check(
         any(each.requires_grad for each in graph.outputs),
@@ -350,14 +350,14 @@ def run_with_graph(function: Callable, args: tuple, kwargs: dict, positions: tup
 
 
 def _run_with_graph_contiguous(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
-    """Run as `run_with_graph` does, with contiguous results: their gradients are those of the kernel's own results."""
+    """Run as `run_with_graph` does and make the results contiguous, which leaves their gradients unchanged."""
     output, graph = run_with_graph(function, args, kwargs, positions)
     return tree_map(lambda leaf: leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf, output), graph
 
 
 def _promises_contiguous(kernel: Kernel) -> bool:
-    """Return whether a program takes results for contiguous (forge/executors/hubex/functions.py), and the kernel may
-    give others: it returns them, or writes to memory in a dim order of its own."""
+    """Return whether a program assumes contiguous results (forge/executors/hubex/functions.py) that the kernel does not
+    guarantee: it allocates them itself, or writes them in a declared dim order."""
     function = kernel.target.function
     defined = function is not None and not function.foreign
     return defined and (not kernel.entry.out or bool(kernel.entry.orders))
@@ -368,7 +368,7 @@ def _no_meta(*args: Any, **kwargs: Any) -> Any:
 
 
 def _gradient_like(value: Any) -> TensorProxy | None:
-    """Return a stand-in for the gradient of an argument; None for what has none."""
+    """Return a proxy for the gradient of an argument; None for arguments without one."""
     return _like(value) if isinstance(value, TensorProxy) and value.dtype.is_floating_point else None
 
 
@@ -395,15 +395,15 @@ def _value(name: str, values: Mapping[str, Any]) -> Any:
 
 
 def _own_arguments(signature: Signature, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the operator's own arguments, as its signature has them."""
+    """Return the operator's arguments, as in its signature."""
     ours = [parameter for parameter in signature.parameters if not parameter.out and parameter.name in values]
     args = [values[parameter.name] for parameter in ours if not parameter.keyword_only]
     return args, {parameter.name: values[parameter.name] for parameter in ours if parameter.keyword_only}
 
 
 def _call(op: Symbol, arguments: tuple[list[Any], dict[str, Any]], output: Any, before: tuple = ()) -> None:
-    """Record a call of a kernel that returns `output`, or that writes to memory allocated here. before: arguments
-    before its own."""
+    """Record a call of a kernel that returns `output`, or that writes to memory allocated here. before: arguments that
+    precede the kernel's."""
     args, kwargs = arguments
     trace = current_trace()
     if op.out:
@@ -418,7 +418,7 @@ def _call(op: Symbol, arguments: tuple[list[Any], dict[str, Any]], output: Any, 
 
 
 def _allocate(like: TensorProxy, alias: OrderAlias | None) -> TensorProxy:
-    """Record an allocation for a result that a kernel writes, in the dim order that it declares."""
+    """Record the allocation of a result that a kernel writes, in its declared dim order."""
     memory = _like(like)
     order = alias.orders[0] if alias is not None else DimOrder()
     if order.dims is not None and not order.is_contiguous and len(order.dims) == memory.ndim:
@@ -440,7 +440,7 @@ _FIX = Symbol("fix", "hub.fix", meta=_no_meta, op=fix)
 
 
 def _copies(value: Any) -> Any:
-    """Record a copy of each tensor, which is the kernel's to write to."""
+    """Record a copy of each tensor, which the kernel may overwrite."""
     return tree_map(lambda leaf: _copy(leaf) if isinstance(leaf, TensorProxy) else leaf, value)
 
 

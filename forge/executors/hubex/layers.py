@@ -1,8 +1,8 @@
-"""Layers of the Hub: classes whose `forward` takes the place of that of modules of a jitted model, where it fits.
+"""Layers of the Hub: classes whose `forward` replaces the forward of matching modules of a jitted model.
 
-The option `layers` becomes offers: a name or class of modules, a device, modes, and where the layer is. A module gets
-the offers for its class's name, or for the name that the `kernels` library's decorators gave it; then the device, its
-capability, the mode and the layer's own attributes decide, each with a reason where they decline.
+The option `layers` is parsed into offers: a name or class of modules, a device, modes, and the layer's source. The
+offers of a module are those for its class's name, or for its name from the `kernels` library's decorators; then the
+device, its capability, the mode and the layer's attributes select one, and each declines with a reason.
 """
 
 import os
@@ -32,7 +32,7 @@ from forge.patterns import Pattern
 REGISTERED = "registered"
 _ANY = frozenset[str]({"FALLBACK"})
 _COMPILED = "TORCH_COMPILE"
-_ORDER = {  # of modes that a call may take a layer of: what runs under torch.compile first
+_ORDER = {  # the modes whose layers suit a call, in order: layers for torch.compile first
     True: (frozenset({"TRAINING", _COMPILED}), frozenset({"TRAINING"}), _ANY),
     False: (
         frozenset({"INFERENCE", _COMPILED}),
@@ -47,7 +47,7 @@ Layers = Mapping[str | type, Any] | Sequence[Any] | str
 
 
 class LayerSource:
-    """The source of a layer, which is loaded once, when it is first needed. trusts: as compat.LayerPlace."""
+    """The source of a layer, loaded once at its first use. trusts: as for compat.LayerPlace."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class LayerSource:
         self._loaded = loaded
 
     def load(self) -> Layer:
-        """Return the layer. Raises HubError where it cannot be had."""
+        """Return the layer. Raises HubError if it cannot be loaded."""
         if self._loaded is None:
             layers = dict(layers_of(self.source, self.trusts, self.allow_imports))
             if self.layer not in layers:
@@ -76,7 +76,8 @@ class LayerSource:
 
 @dataclass(frozen=True)
 class Offer:
-    """A layer, by mode, for modules of a name or a class. device: a type, None for any; limits: of its capability."""
+    """Layers by mode for modules of a name or a class. device: a device type, None for any; limits: the range of its
+    compute capability."""
 
     target: str | type
     modes: Mapping[frozenset[str], LayerSource]
@@ -88,7 +89,7 @@ class Offer:
         return float("inf") if self.limits is None else self.limits[1] - self.limits[0]
 
     def fits(self, device: torch.device) -> bool:
-        """Return whether it is for a device."""
+        """Return whether the offer covers a device."""
         if self.device is None:
             return True
         kind = "rocm" if device.type == "cuda" and torch.version.hip is not None else device.type
@@ -120,9 +121,9 @@ def layers_of(
 
 
 def read_layers(layers: Layers, allow_imports: Sequence[str] = ()) -> list[Offer]:
-    """Return the value of `forge.jit(layers=…)` as offers.
+    """Parse the value of `forge.jit(layers=…)` into offers.
 
-    Raises TypeError for what is none of its forms, HubError for a source that cannot be used.
+    Raises TypeError for an unsupported form, HubError for a source that cannot be used.
     """
     expectation = f"must be a mapping, a list of sources, or {REGISTERED!r}"
     if isinstance(layers, str):
@@ -217,7 +218,7 @@ def _layer_source(name: str | type, value: Any, allow_imports: Sequence[str]) ->
 
 
 def symbol_of(reference: ModuleForward, id: str) -> Symbol:
-    """Return the symbol of a module's call; where no layer takes it, torch runs the module's own forward."""
+    """Return the symbol of a module's call; if no layer claims it, torch runs the module's own forward."""
 
     def meta(*tensors: Any) -> Any:
         return meta_of(reference, tensors, {})
@@ -232,8 +233,8 @@ def symbol_of(reference: ModuleForward, id: str) -> Symbol:
 def layer_kernel(
     layer: Layer, function: ModuleForward, reference: ModuleForward, shapes: Sequence[Sequence[Any]], grad: str
 ) -> Kernel:
-    """Return a layer as a kernel for the calls of one kind of module; `shapes` are those of its tensors in the program.
-    It gets contiguous tensors."""
+    """Return a layer as a kernel for the calls of one kind of module, with contiguous tensors. shapes: the shapes of
+    the module's tensors in the program."""
     id = f"layer.{reference.__name__}"
     signature = from_function(reference, id)
     entry = KernelEntry(
@@ -262,15 +263,15 @@ def _name(dim: Any) -> str | None:
     return text if text.isidentifier() else None
 
 
-# the choice for a module
+# layer selection for a module
 
 
 class LayerExecutor(HubExecutor, ModuleExecutor):
-    """Runs modules' calls by layers, which are chosen while a call is captured (`find`, `override`). No kernel is asked
-    again when it is claimed.
+    """Executor of modules' calls by layers, which are selected during capture (`find`, `override`). The claim pass does
+    not check the selected kernel again.
 
-    verifier: verifies the layers. targets: the names and classes of modules that the user gave layers for one by one.
-    module_names: the names by which modules that were called may be offered some.
+    verifier: verifies the layers. targets: the names and classes of modules for which the user named a layer.
+    module_names: the names of called modules, under which offers may exist for them.
     """
 
     verifier: Verifier
@@ -298,12 +299,12 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         return self
 
     def see(self, kind: type[torch.nn.Module]) -> None:
-        """Note the names of a class of modules."""
+        """Record the names of a module class."""
         self.module_names.update(name for name in (getattr(kind, "kernel_layer_name", None), kind.__name__) if name)
 
     def layers_for(self, module: torch.nn.Module) -> list[Offer]:
-        """Return the offers for a module, whatever the device: by the name that a decorator gave its class, else by the
-        class."""
+        """Return the offers for a module on any device: by the decorator's name of its class, else by the class, else
+        by the class's name."""
         kind = type(module)
         for target in (getattr(kind, "kernel_layer_name", None), kind, kind.__name__):
             offers = [offer for offer in self.offers if target is not None and offer.target == target]
@@ -312,7 +313,7 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         return []
 
     def find(self, module: torch.nn.Module, device: torch.device, training: bool) -> Layer | Declined:
-        """Return the layer for a call of a module on a device; Declined with the reason where there is none."""
+        """Return the layer for a call of a module on a device, or Declined with the reason."""
         condition = getattr(type(module), "kernel_condition", None)
         if condition is not None and not condition(module):
             return decline("the condition of its decorator says no")
@@ -355,7 +356,7 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
         )
 
     def symbol_for(self, kernel: Kernel, reference: ModuleForward) -> Symbol:
-        """Return the symbol of the calls that a kernel takes: one for all modules that differ in tensors alone."""
+        """Return the symbol of the calls that a kernel takes, shared by modules that differ only in tensors."""
         subject = fingerprint(kernel)
         for key, symbol in self._symbols.values():
             if key == (subject, kernel.entry.grad.kind):
@@ -369,5 +370,5 @@ class LayerExecutor(HubExecutor, ModuleExecutor):
 
 
 def layer_executor(layers: Layers, *, allow_imports: Sequence[str] = ()) -> LayerExecutor:
-    """Return an executor of these layers alone. Raises as read_layers does."""
+    """Return an executor of these layers only. Raises the errors of read_layers."""
     return LayerExecutor(read_layers(layers, allow_imports), targets=layers if isinstance(layers, Mapping) else ())

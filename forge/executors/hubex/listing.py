@@ -1,4 +1,4 @@
-"""forge.kernels: which kernels there are, what each is for, and whether it may be used."""
+"""forge.kernels: the table of kernels, with their operations, constraints and status."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,9 +17,9 @@ from forge.ir.printing import table
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel on a device. op: what it implements. status: "verified", "not verified yet", "declined" or "trusted",
-    with the reason. constraints: which calls it takes, in words. place: the file and line that declare it. next: who is
-    asked after it, when, and by which rule it comes after."""
+    """A kernel on a device. op: its operation. status: "verified", "not verified yet", "declined" or "trusted", with
+    the reason. constraints: the supported calls, as text. place: the file and line that declare it. next: the kernel
+    that is tried after it, the condition, and the rule that orders the two."""
 
     op: str
     kernel: str
@@ -45,8 +45,9 @@ class KernelTable(tuple[KernelRow, ...]):
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer of a repository. layer: its name behind the repository's. forward: what it takes beside the module.
-    gradient: whether it claims one: where it has none, it says so. place: the file and line of its class."""
+    """A layer of a repository. layer: its name after the repository's. forward: its parameters besides the module.
+    gradient: whether it declares a gradient; a layer without one declares that. place: the file and line of its
+    class."""
 
     layer: str
     forward: str
@@ -57,12 +58,12 @@ class LayerRow:
 def layers_in(
     source: str | os.PathLike[str], *, policy: hub.Policy | None = None, backend: str | None = None
 ) -> list[LayerRow]:
-    """Return the layers of a repository's variant for this system; none for other sources. Nothing is executed."""
+    """Return the layers of a repository's variant for this system, without executing code; none for other sources."""
     if os.fspath(source).endswith((".lock", *ALONE)):
         return []
     try:
         resolved = hub.resolve(source, policy=policy, backend=backend)
-    except hub.HubError:  # gather says what is wrong, and takes sources that are not built
+    except hub.HubError:  # gather reports the problem, and takes sources that are not built
         return []
     library = resolved.metadata.name
     return [
@@ -82,8 +83,8 @@ def layer_table(rows: Sequence[LayerRow]) -> str:
 
 
 def table_of(kernels: Iterable[Kernel], verifier: Verifier) -> KernelTable:
-    """Return a row for each kernel and device, those of one operation in the order in which they are asked: an
-    executor's own. Raises ValueError where no executor takes them: two of one name for the same operation."""
+    """Return a row per kernel and device, with the kernels of an operation in the executor's order. Raises ValueError
+    if no executor takes them, since two kernels of an operation have the same name."""
     executor = HubExecutor("kernels")
     executor.add(kernels)
     return KernelTable(_rows(executor.kernels, executor, verifier))
@@ -119,7 +120,7 @@ def _next(kernel: Kernel, status: str, following: Kernel | None) -> str:
 
 
 def _why_after(first: KernelEntry, second: KernelEntry) -> str:
-    """Return by which rule the second of two kernels comes second (forge/hub/manifest/ordering.py)."""
+    """Return the rule that orders the second of two kernels after the first (forge/hub/manifest/ordering.py)."""
     if first.priority != second.priority:
         return f"its priority is lower ({second.priority}, not {first.priority})"
     if first.specificity != second.specificity:
@@ -128,7 +129,7 @@ def _why_after(first: KernelEntry, second: KernelEntry) -> str:
 
 
 def _short(path: str) -> str:
-    """Return a path as seen from the current folder, where that is shorter."""
+    """Return a path relative to the current folder if that is shorter."""
     try:
         return min(path, os.path.relpath(path), key=len)
     except ValueError:  # on another drive

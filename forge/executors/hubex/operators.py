@@ -1,8 +1,8 @@
-"""The operators that a manifest may name, and the symbols of forge that they are.
+"""The operators that a manifest may name, and their symbols in forge.
 
-`torch.nn.functional.rms_norm` and other torch functions are torchlang symbols; `prims.exp2` and `clang.add` are their
-own; `aten::add.out` is the torchlang symbol of the same name and the same arguments, where there is one; `acme::f`, of
-a manifest or of a user's torch.library, has a symbol of its own (forge/executors/hubex/functions.py).
+`torch.nn.functional.rms_norm` and other torch functions map to torchlang symbols; `prims.exp2` and `clang.add` to
+themselves; `aten::add.out` to the torchlang symbol of the same name and arguments, if there is one; `acme::f`, of a
+manifest or of a user's torch.library, to a separate symbol (forge/executors/hubex/functions.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,9 +31,9 @@ TORCH_OPS = "torch.ops."
 
 @dataclass(frozen=True)
 class Target:
-    """The symbol that an operator is: `names` gives the operator's name of each of the symbol's arguments.
+    """The symbol of an operator. `names` maps the symbol's arguments to the operator's.
 
-    function: what is known of an operator that is not torch's own.
+    function: the declaration of a custom operator, None for torch's own.
     """
 
     symbol: Symbol
@@ -43,15 +43,15 @@ class Target:
 
 
 class Operators:
-    """Resolves operators for manifests; `patterns` are the functions, in plain torch, of patterns known by name,
-    `declared` the operators of a manifest that is being read."""
+    """Resolver of operators for manifests. patterns: the references, in plain torch, of patterns by name; declared: the
+    operators of the manifest that is being read."""
 
     def __init__(self, patterns: Mapping[str, Callable] | None = None, declared: Declarations | None = None) -> None:
         self.patterns = dict(patterns or {})
         self.declared = declared or Declarations()
 
     def resolve(self, name: str) -> Signature | None:
-        """Return the signature of an operator, or None when there is none of this name."""
+        """Return the signature of an operator, or None for an unknown name."""
         if name.startswith(PATTERN):
             function = self.patterns.get(name.removeprefix(PATTERN))
             return None if function is None else from_function(function, name.removeprefix(PATTERN))
@@ -74,10 +74,10 @@ class Operators:
         yield from (PATTERN + name for name in self.patterns)
 
     def target(self, name: str) -> Target | None:
-        """Return the symbol that a kernel of this operator implements, or None when forge has none of the same
+        """Return the symbol that a kernel of this operator implements, or None if forge has none with the same
         arguments.
 
-        Raises NotImplementedError saying why an operator of somebody else's can have none.
+        Raises NotImplementedError with the reason why a third-party operator cannot have one.
         """
         name = _dispatcher_name(name)
         if name.startswith("aten::"):
@@ -97,7 +97,7 @@ def _function_target(function: Function) -> Target:
 
 
 def _dispatcher_name(name: str) -> str:
-    """Return 'acme::f' for 'torch.ops.acme.f', and the symbol's name for an operator that torchlang has."""
+    """Return 'acme::f' for 'torch.ops.acme.f', and the symbol's name for an operator in torchlang."""
     own = TORCH_OPS + name.replace("::", ".") if "::" in name else name
     if own in torchlang.all_symbols():
         return own
@@ -109,7 +109,7 @@ def _dispatcher_name(name: str) -> str:
 
 @cache
 def symbol_signature(symbol: Symbol) -> Signature:
-    """Return the signature of a symbol's own body or meta."""
+    """Return the signature of a symbol's decomposition or meta function."""
     return from_function(symbol.definition, symbol.id)
 
 
@@ -123,7 +123,7 @@ def _symbol(name: str) -> Symbol | None:
 
 
 def _torch_symbol(name: str) -> Symbol | None:
-    """Return the symbol of another of the names that torch has for the function. Nothing is imported."""
+    """Return the symbol of an alias of the torch function, without an import."""
     first, *path = name.split(".")
     function: Any = torch if first == "torch" else None
     for part in path:
@@ -132,7 +132,7 @@ def _torch_symbol(name: str) -> Symbol | None:
 
 
 def _schema(name: str) -> Any:
-    """Return the schema of `ns::name.overload`; the overload may be left out where there is one, or a default one."""
+    """Return the schema of `ns::name.overload`; the overload is optional if there is only one, or a default one."""
     base, _, overload = name.partition(".")
     schemas = [schema for schema in jit_get_schemas_for_operator(base) if _is_dispatched(schema)]
     matches = [schema for schema in schemas if schema.overload_name == overload]
@@ -142,7 +142,7 @@ def _schema(name: str) -> Any:
 
 
 def _is_dispatched(schema: Any) -> bool:
-    """Return whether an overload takes tensors; TorchScript has others of the same names (aten::add for two ints)."""
+    """Return whether an overload takes tensors, unlike TorchScript's overloads (aten::add for two ints)."""
     try:
         dispatch_find_schema_or_throw(schema.name, schema.overload_name)
     except RuntimeError:
@@ -153,7 +153,7 @@ def _is_dispatched(schema: Any) -> bool:
 def _aten_target(name: str) -> Target | None:
     schema = _schema(name)
     if schema is None or any(argument.is_write and not argument.kwarg_only for argument in schema.arguments):
-        return None  # an operator that changes its arguments is no symbol
+        return None  # an operator that mutates its arguments has no symbol
     signature = from_schema(schema)
     base = name.partition("::")[2].partition(".")[0]
     parameters = [parameter.name for parameter in signature.parameters if not parameter.out]
@@ -166,7 +166,7 @@ def _aten_target(name: str) -> Target | None:
 
 
 def _spellings(base: str) -> Iterator[Symbol]:
-    """Return the torchlang symbols of torch's functions of this name, and of the method."""
+    """Return the torchlang symbols of the torch functions and the method of this name."""
     owners = (torch, torch.nn.functional, torch_nn_module, torch.special, torch.linalg)
     functions = [getattr(owner, base, None) for owner in owners]
     functions += [getattr(owner, base.removeprefix(owner.__name__.rpartition(".")[2] + "_"), None) for owner in owners]
@@ -177,7 +177,7 @@ def _spellings(base: str) -> Iterator[Symbol]:
 
 
 def _correspondence(ours: list[str], theirs: list[str]) -> dict[str, str] | None:
-    """Our argument names to theirs; aten calls the first one self where torch calls it input."""
+    """Map forge's argument names to the operator's; aten names the first one self, torch input."""
     if not theirs or not ours or len(theirs) > len(ours):
         return None
     names = {ours[0]: theirs[0]} if {ours[0], theirs[0]} <= {"self", "input"} else {}
@@ -188,8 +188,8 @@ def _correspondence(ours: list[str], theirs: list[str]) -> dict[str, str] | None
 def make_checker(
     entry: KernelEntry, signature: Signature, target: Target, *, faster: bool = False
 ) -> Callable[..., Decision]:
-    """Return the checker for `register_implementation`: yes, or the first constraint of the kernel that fails, in
-    words. faster: as of Checker."""
+    """Return the checker for `register_implementation`, which accepts a call or describes the first violated constraint
+    of the kernel. faster: as for Checker."""
     check = Checker(entry, signature, faster=faster)
     ours, names = target.signature, target.names
     if ours == signature:

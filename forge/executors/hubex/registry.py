@@ -1,4 +1,4 @@
-"""The kernels of the process, and executors of others."""
+"""The process-wide kernels, and executors of other kernels."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -88,7 +88,7 @@ def kernel_executor(
     allow_imports: Sequence[str] = (),
     verify: bool | Verifier = True,
 ) -> HubExecutor:
-    """Return an executor of these kernels alone. verify: whether, or by what, each is verified before it is used."""
+    """Return an executor of these kernels only. verify: whether kernels are verified before use, or the verifier."""
     choice = verifier if verify is True else verify or None
     executor = HubExecutor("kernels", choice)
     executor.add(gather(sources, lock=lock, policy=policy, allow_imports=allow_imports, argument="forge.jit: kernels"))
@@ -116,8 +116,8 @@ def kernels(sources: Sequence[Source] | None = None, *, op: str | Callable | Non
 
 
 def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel], caller: str) -> tuple[str, list[Kernel]]:
-    """Return the name of an operator, and the kernels of it: by whichever of its names they are declared, as torch.add
-    and aten::add.out. Raises ValueError, which names the caller, where there is no such operator."""
+    """Return the name of an operator and its kernels, under whichever alias they are declared, as torch.add and
+    aten::add.out. Raises ValueError, which names the caller, for an unknown operator."""
     kernels = list(kernels)
     operation = _operation(op, kernels, caller)
     matches = [kernel for kernel in kernels if kernel.operation == operation]
@@ -128,7 +128,7 @@ def of_operation(op: str | Callable | Pattern, kernels: Iterable[Kernel], caller
 
 
 def _operation(op: str | Callable | Pattern, kernels: Iterable[Kernel], caller: str) -> str:
-    """Return the name of an operator that these kernels, or others, may implement."""
+    """Return the name under which these or other kernels may implement an operator."""
     if isinstance(op, Pattern):
         return f"pattern:{op.name}"
     text = op if isinstance(op, str) else qualified_name(op) or repr(op)

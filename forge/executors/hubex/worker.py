@@ -1,10 +1,9 @@
 """The process that verifies kernels: python -m forge.executors.hubex.worker, started by verification/process.py.
 
-It never runs a kernel itself: it forks a child that judges, and says when the child died, so that another one takes its
-place at once. Standard input is the channel to the program. The child has a child of its own, the sandbox
-(verification/sandbox.py), which imports the kernel and does not have this channel: the judge makes the samples, knows
-the right results, and sees nothing of the kernel but its results. Only a kernel that is compared with code of its own
-repository is imported by the judge.
+It never runs a kernel itself: it forks a child, the judge, and reports its death, so that a successor starts at once.
+Standard input is the channel to the program. The judge forks the sandbox (verification/sandbox.py), which imports the
+kernel and does not have this channel: the judge makes the samples, knows the correct results, and receives only results
+from the kernel. The judge imports a kernel only if its reference is code of its own repository.
 """
 
 import os
@@ -55,7 +54,7 @@ def _serve(channel: Connection) -> None:
             request = receive(channel)
         except (EOFError, OSError):
             return
-        signal.setitimer(signal.ITIMER_REAL, 100 * request.seconds + 600)  # should nobody be there to end this process
+        signal.setitimer(signal.ITIMER_REAL, 100 * request.seconds + 600)  # in case nobody is left to end this process
         try:
             answer = _answer(request, sandbox, lambda text: channel.send(("sample", text)))
         except SandboxDied:
@@ -65,7 +64,7 @@ def _serve(channel: Connection) -> None:
 
 
 def _answer(request: Request, sandbox: Sandbox, report: Callable[[str], None]) -> tuple[str, Answer | None]:
-    """Return ("answer", Answer), or ("differs", None) where the kernel here is not the one that was asked about."""
+    """Return ("answer", Answer), or ("differs", None) if the kernel in this process is not the requested one."""
     entry = request.entry
     if entry is None:
         kernel = _find_kernel(request)
@@ -81,7 +80,7 @@ def _answer(request: Request, sandbox: Sandbox, report: Callable[[str], None]) -
 
 
 def _find_kernel(request: Request) -> Kernel | str:
-    """Return the kernel, or why it is not there."""
+    """Return the kernel, or the reason why it was not found."""
     os.chdir(request.folder)
     sys.path[:] = request.path
     _take_environment(request)
@@ -95,8 +94,8 @@ def _find_kernel(request: Request) -> Kernel | str:
 
 
 def _is_of_the_program(entry: KernelEntry, source: str | None) -> bool:
-    """Return whether a manifest of the user's own names what runs: an operator that the program registers, say. An
-    error of a repository's code here is no reason to judge it anywhere else."""
+    """Return whether a user's own manifest names the function: an operator that the program registers, say. An error of
+    a repository's code in this process is no reason to verify it elsewhere."""
     names = [entry.kernel_name, entry.grad.kernel_name, entry.grad.forward]
     return str(source).endswith(ALONE) and not any(name is not None and name.startswith("hub:") for name in names)
 
@@ -110,7 +109,7 @@ _kernels: dict[Any, list[Kernel]] = {}
 
 
 def find(request: Request) -> Kernel:
-    """Return the kernel that a request is about: the sender asked the policy, and the files must be the same."""
+    """Return the kernel of a request. The sender checked the policy; the files must be the same."""
     if request.declared is not None:
         op, fn, options = pickle.loads(request.declared)
         return kernel(op, fn, **options)

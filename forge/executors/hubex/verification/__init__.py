@@ -1,1 +1,1 @@
-"""Verification of kernels: what is verified, by which process, and what is kept of the answers."""
+"""Verification of kernels: the comparisons, the processes that run them, and the cache of their answers."""

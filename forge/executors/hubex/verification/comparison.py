@@ -1,5 +1,5 @@
-"""The answer whether a kernel is right: it runs as it would run in a program, and is compared with its reference in
-eager. Runs the kernel: in a process of its own, where there can be one."""
+"""Comparison of a kernel with its reference: the kernel runs as in a program, the reference in eager. This module runs
+the kernel, so it belongs in a separate process where possible."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
@@ -32,7 +32,7 @@ Report = Callable[[str], None]
 
 
 def verify(kernel: Kernel, question: Question, report: Report) -> Answer:
-    """Return the answer; `report` gets each sample before the kernel runs on it."""
+    """Verify a kernel and return the answer; call `report` with each sample before the kernel runs on it."""
     comparison = Comparison(kernel, report, question.gradients)
     before, verifying.active = verifying.active, True
     try:
@@ -45,7 +45,7 @@ def verify(kernel: Kernel, question: Question, report: Report) -> Answer:
             reason = comparison.run(_cases(kernel, question))
             if reason is None and question.call is None and comparison.first is not None:
                 reason = comparison.run(_cases_like(kernel, comparison.first))
-    except Exception as error:  # of forge, or of a device that a kernel left unusable
+    except Exception as error:  # a fault of forge, or of a device that a kernel left unusable
         text = str(error).strip().partition("\n")[0]
         unknown = f"cannot be verified: {type(error).__name__}: {text}"
         return Answer(comparison.failed or unknown, comparison.accepted, lasting=comparison.failed is not None)
@@ -75,12 +75,12 @@ def _cases_like(kernel: Kernel, case: Case) -> Iterator[Case]:
 
 
 class InconclusiveSample(Exception):
-    """A sample that says nothing: the kernel does not take it, or the reference does not."""
+    """An inconclusive sample: the kernel or the reference does not take it."""
 
 
 class Comparison:
-    """Comparisons of one kernel with its reference. `report` gets each sample before the kernel runs on it. gradients:
-    whether they are compared. first: the first sample that it took, of those with dims that can be laid out in several
+    """Comparisons of one kernel with its reference. report: called with each sample before the kernel runs on it.
+    gradients: whether gradients are compared. first: the first accepted sample whose dims can be laid out in several
     ways."""
 
     def __init__(self, kernel: Kernel, report: Report = lambda text: None, gradients: bool = True) -> None:
@@ -97,7 +97,7 @@ class Comparison:
         self.executors: list[Executor] = [executor, *self.others]
 
     def run(self, cases: Iterable[Case]) -> str | None:
-        """Return the first problem, with the sample on which it shows; None if there is none."""
+        """Return the first problem and its sample, or None if there is none."""
         for case in cases:
             by_name = dict(zip(self.kernel.target.signature.by_name, case.args, strict=False))
             text = format_arguments({**by_name, **case.kwargs}, case.note)
@@ -114,24 +114,24 @@ class Comparison:
         return None
 
     def compare(self, case: Case, text: str) -> None:
-        """Raise InconclusiveSample where the kernel does not take a case, and KernelFailure where it is wrong."""
+        """Raise InconclusiveSample if the kernel does not take a case, KernelFailure if it is wrong."""
         program = _Program(self.kernel, case)
         forward = program.claim(self.executors)
         self._check_assumption(case)
-        self.report(text)  # the reference takes its time too
+        self.report(text)  # before the reference, which takes time too
         expected = (_Reference if compares_values(self.kernel) else _KernelItself)(self, program, case)
         self.report(text)
         memory = GuardedMemory()
         copies = memory.copy_all_to_guarded(program.tensors, case.offset)
         outputs = program.outputs(_attempt(partial(_run, forward, memory, copies)))
         self._check_outputs(outputs, expected, memory)
-        if not self.accepted:  # a second call: the kernel may return memory that it keeps
+        if not self.accepted:  # call it twice: the kernel may return memory that it keeps
             _attempt(partial(_run, forward, GuardedMemory(), copies))
         if self.gradients and self.kernel.entry.grad.kind != "none" and case.gradients:
             self._compare_gradients(program, expected, case)
 
     def _check_assumption(self, case: Case) -> None:
-        """Raise InconclusiveSample where the kernel's assumption does not hold, so that something else would run."""
+        """Raise InconclusiveSample if the kernel's assumption does not hold, so that the reference would run."""
         if self.kernel.assumes is None:
             return
         assumption = Assumption(self.kernel.assumes)
@@ -172,7 +172,7 @@ class Comparison:
                 self._check(which, gradient, references[name], exact)
 
     def _differentiated_inputs(self, program: "_Program") -> list[str]:
-        """Return the inputs whose gradients are compared: those that the kernel gives, or all."""
+        """Return the inputs whose gradients are compared: those that the kernel computes, or all."""
         grad = self.kernel.entry.grad
         floats = [proxy.name for proxy in tensors(program.trace.inputs) if proxy.dtype.is_floating_point]
         if grad.kind != "kernel":
@@ -189,7 +189,8 @@ class Comparison:
         exact: Callable[[], torch.Tensor | None],
         passes: Passes = None,
     ) -> None:
-        """Raise KernelFailure where a tensor is not as expected, within the manifest's or torch.testing's tolerance."""
+        """Raise KernelFailure if a tensor differs from the expected one by more than the manifest's or torch.testing's
+        tolerance."""
         for what in ("shape", "dtype", "device"):
             if getattr(actual, what) != getattr(expected, what):
                 raise KernelFailure(f"{which}{what} is {getattr(actual, what)}, but must be {getattr(expected, what)}")
@@ -223,23 +224,23 @@ def _attempt(run: Callable[[], Any]) -> Any:
     try:
         with torch.no_grad():
             result = run()
-        if torch.cuda.is_initialized():  # errors of the device show up only then
+        if torch.cuda.is_initialized():  # device errors surface only at a synchronization
             torch.cuda.synchronize()
         return result
     except Exception as error:
-        if _is_out_of_memory(error):  # of the machine's doing, now
+        if _is_out_of_memory(error):  # a transient fault of the machine
             raise
         text = str(error).strip().splitlines()
         raise KernelFailure(f"raises {type(error).__name__}{': ' + text[0] if text else ''}") from error
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether memory was wanting: as Python, as a device and as torch's allocator on the CPU say it."""
+    """Return whether an error reports a lack of memory: Python's, a device's or torch's CPU allocator's error."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 class _Program:
-    """A program that is one call of the kernel's symbol."""
+    """A program of one call of the kernel's symbol."""
 
     def __init__(self, kernel: Kernel, case: Case) -> None:
         self.kernel = kernel
@@ -255,14 +256,14 @@ class _Program:
             raise InconclusiveSample("the operation has nothing to do there")
 
     def claim(self, executors: Sequence[Executor]) -> Trace:
-        """Return the trace with the kernel in it. Raises InconclusiveSample with the checker's reason."""
+        """Return the trace with the kernel's call. Raises InconclusiveSample with the checker's reason."""
         reasons: list[tuple[str, str]] = []
         if choose(self.trace.bound_symbols[0], executors[:1], reasons) is None:
             raise InconclusiveSample("; ".join(reason for _, reason in reasons))
         return claim(self.trace, executors)[0]
 
     def outputs(self, result: Any) -> list[torch.Tensor]:
-        """Return the tensors of a result. Raises KernelFailure where something else stands in the place of one."""
+        """Return the tensors of a result. Raises KernelFailure if one of them is not a tensor."""
         spec = torch_pytree.tree_structure(self.trace.output)
         proxies = torch_pytree.tree_leaves(self.trace.output)
         for value, proxy in zip(spec.flatten_up_to(result), proxies, strict=True):
@@ -281,7 +282,7 @@ def _names(kernel: Kernel, case: Case) -> Iterator[str]:
 
 
 def _run(trace: Trace, memory: GuardedMemory, inputs: Sequence[Any]) -> Any:
-    """Run a trace; the memory that it allocates for kernels lies between guards."""
+    """Run a trace; guard bytes surround the memory that it allocates for kernels."""
     allocate = Symbol(ALLOCATE.name, ALLOCATE.id, meta=memory.allocate, op=memory.allocate)
     calls = [b.replace(symbol=allocate) if b.symbol is ALLOCATE else b for b in trace.bound_symbols]
     return trace.derive(trace.stage, calls).python_callable()(*inputs)
@@ -297,14 +298,14 @@ def _run_with_backward(
 
 
 class _Reference:
-    """The results of the reference in eager. Raises InconclusiveSample where it does not take the case."""
+    """The results of the reference in eager. Raises InconclusiveSample if the reference does not take the case."""
 
     def __init__(self, comparison: Comparison, program: _Program, case: Case) -> None:
         self.program = program
         self.function = _reference(comparison, program)
         self.passes = case.passes
         if any(tensor.is_cuda and not tensor.is_floating_point() for tensor in program.tensors):
-            self._run(torch.Tensor.cpu)  # an index out of range is an error there, and the end of the process on a GPU
+            self._run(torch.Tensor.cpu)  # an index out of range raises on the CPU, and kills the process on a GPU
         self.leaves, self.result = self._run(lambda tensor: tensor)
         self.outputs = [output.detach() for output in tensor_leaves(self.result)]
 
@@ -321,7 +322,7 @@ class _Reference:
 
     @cached_property
     def exact(self) -> tuple[list[torch.Tensor], Any] | None:
-        """The same in float64, where the reference takes that."""
+        """The results in float64, or None if the reference does not take it."""
         try:
             return self._run(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
         except InconclusiveSample:
@@ -331,7 +332,7 @@ class _Reference:
         return None if self.exact is None else tensor_leaves(self.exact[1])[i].detach()
 
     def gradients(self, names: list[str], incoming: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return autograd's gradients, by name of an input."""
+        """Return autograd's gradients, by the inputs' names."""
         return self._gradients(self.leaves, self.result, names, incoming)
 
     def exact_gradient(self, name: str, incoming: list[torch.Tensor]) -> torch.Tensor | None:
@@ -354,8 +355,8 @@ class _Reference:
 
 
 class _KernelItself(_Reference):
-    """The results of a kernel without a reference, on contiguous copies: it must not depend on their layout, and must
-    be as the operator's fake implementation says."""
+    """The results of a kernel without a reference, on contiguous copies: they must not depend on the layout, and must
+    match the operator's fake implementation."""
 
     exact = None
 
@@ -382,8 +383,8 @@ class _KernelItself(_Reference):
 
 
 def _reference(comparison: Comparison, program: _Program) -> Callable[[list[torch.Tensor]], Any]:
-    """Return the function that the kernel is compared with: torch's function, the reference, the operator itself where
-    it is somebody else's, or torch's calls for a prim."""
+    """Return the kernel's reference: torch's function, the declared reference, the operator itself if a third party
+    defines it, or torch's calls for a prim."""
     function = reference_of(comparison.kernel.target, comparison.kernel.pattern)
     if function is None:
         return lambda inputs: claim(program.trace, comparison.others)[0].python_callable()(*inputs)

@@ -1,5 +1,5 @@
-"""Arguments for a kernel, made of nothing but its manifest: a rank, lengths, dtypes and dim orders for each
-tensor, and numbers for the other arguments."""
+"""Arguments for a kernel, generated from its manifest only: a rank, sizes, dtypes and dim orders for each tensor, and
+numbers for the other arguments."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from forge.hub.manifest import REQUIRED, DimOrder
 from forge.hub.manifest.shapes import DimPattern, ShapePattern
 from forge.ir.strides import without_gaps
 
-USUAL = (8, 3, 2, 2, 2)  # lengths, from the last dim on
+USUAL = (8, 3, 2, 2, 2)  # sizes, from the last dim to the first
 RANKS = (3, 2, 4, 1, 5, 0)
 DISTINCT = (8, 3, 2, 5, 4, 6, 7)
 
 
 def generic_calls(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Call]:
-    """Yield calls that the constraints allow, as far as they are found: named dims of one length, then of several; each
-    dim order where there are several. One that they do not allow where none is."""
+    """Yield the calls found that the constraints allow: named dims of equal, then of distinct sizes; each of several
+    dim orders. If none is found, yield one call that violates them."""
     builder = _Generic(kernel, device, dtype)
     start = builder.start()
     first = search(builder.constraints, start, builder.build, builder.candidates)
@@ -38,7 +38,7 @@ def generic_calls(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> I
 
 
 class _Generic:
-    """The variables in the arguments of one kernel, and the calls that are made of them."""
+    """The variables in the arguments of one kernel, and the calls built from their values."""
 
     def __init__(self, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> None:
         self.kernel, self.device, self.dtype = kernel, device, dtype
@@ -67,7 +67,7 @@ class _Generic:
         return values
 
     def distinct(self, values: Values) -> Values:
-        """Return sizes of their own for the named dims, where `values` has the same for all."""
+        """Return distinct sizes for the named dims if they are all equal in `values`."""
         if len({values[name] for name in self.dims}) > 1:
             return {}
         spread = {}
@@ -148,13 +148,13 @@ class _Generic:
         return (*first, *reversed(middle), *rest)
 
     def _declared_rank(self, name: str, values: Values) -> int:
-        """Return the rank of the dim orders which are declared for it."""
+        """Return the rank of the dim orders declared for an argument."""
         alias = self.kernel.entry.orders.get(self._theirs(name))
         dims = [order.dims for order in alias.orders if order.dims is not None] if alias is not None else []
         return len(dims[0]) if dims else values.get("all rank", RANKS[0])
 
     def _strides(self, name: str, shape: tuple[int, ...], values: Values) -> tuple[int, ...] | None:
-        """Return the strides of a dim order where the checker needs to know it, which is where several are declared."""
+        """Return the strides of a dim order if the checker depends on it, that is, if several are declared."""
         orders = self.kernel.entry.orders
         if all(len(alias.orders) == 1 for alias in orders.values()):
             return None

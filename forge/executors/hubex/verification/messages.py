@@ -13,8 +13,8 @@ from forge.hub.manifest import KernelEntry
 
 @dataclass(frozen=True)
 class Question:
-    """The question whether a kernel is right: for calls such as `call`, or in general for a device and dtype.
-    gradients: whether they are compared, too."""
+    """A request to verify a kernel, for calls such as `call`, or in general for a device and dtype. gradients: whether
+    gradients are compared too."""
 
     device: torch.device
     dtype: torch.dtype
@@ -24,9 +24,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a verification. reason: why the kernel failed, None where it did not. accepted: how many samples
-    it took. rejected: why it did not take the first that it did not. lasting: whether it would be the same another
-    time."""
+    """The result of a verification. reason: why the kernel failed, None if it passed. accepted: the number of samples
+    that the kernel took. rejected: why it declined the first sample that it did not take. lasting: whether the result
+    is reproducible."""
 
     reason: str | None
     accepted: int = 0
@@ -36,9 +36,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Request:
-    """A question to a process that must find the kernel first: gather() of its origin, then its operator and name; or
-    the arguments of forge.kernel, pickled (`declared`). digest: of the kernel that is meant (hubex/fingerprint.py).
-    entry: of the kernel's manifest, where the judge needs nothing else of the kernel."""
+    """A question to a process that has to find the kernel first: by gather() of its origin, then by operator and name;
+    or from the pickled arguments of forge.kernel (`declared`). digest: the kernel's fingerprint (hubex/fingerprint.py).
+    entry: its manifest entry, if the judge needs nothing else of the kernel."""
 
     origin: Origin
     op: str | None
@@ -54,8 +54,8 @@ class Request:
 
 
 def receive(channel: Connection, seconds: float | None = None) -> Any:
-    """Return the next message. Raises TimeoutError where none comes within `seconds`, EOFError or another OSError where
-    the other end was closed."""
+    """Return the next message. Raises TimeoutError if none arrives within `seconds`, EOFError or another OSError if the
+    other end was closed."""
     if not channel.poll(seconds):
         raise TimeoutError
     return channel.recv()

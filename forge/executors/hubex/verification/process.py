@@ -1,7 +1,7 @@
-"""Asking another process whether a kernel is right: a worker that finds it or is sent it, or a fork of this one.
+"""Verification in another process: a worker that finds the kernel or receives it, or a fork of this process.
 
-Either belongs to the process that started it: a fork of that one neither asks nor ends it. An end of a process that the
-kernel did not cause (the system, a person) says nothing of the kernel.
+Either belongs to the process that started it: forks of its owner neither use nor end it. A death that the kernel did
+not cause (by the system or a person) is no verdict on the kernel.
 """
 
 import contextlib
@@ -36,22 +36,22 @@ from forge.torch_internals.dispatch import (
     packet_name,
 )
 
-START = 300.0  # seconds until a process is there, on a machine that is busy
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # the latter: it forks
+START = 300.0  # timeout in seconds for the start of a process, on a busy machine
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # the latter because it forks
 Verify = Callable[[Kernel, Question, Callable[[str], None]], Answer]
 _FAULTS = frozenset(getattr(signal, f"SIG{name}", None) for name in "SEGV BUS ILL FPE ABRT TRAP SYS".split())
 
 
 class VerificationFlag(threading.local):
-    """A flag of a thread that runs a kernel to verify it: operators that the kernel calls run no other kernel."""
+    """A thread-local flag, set while a kernel is verified: operators that the kernel calls then run no other kernel."""
 
     active = False
 
 
 class Forks:
-    """The knowledge of whether a fork of this process can differentiate: autograd's threads, which torch has for each
-    GPU, do not survive a fork. A torch that is built for GPUs starts them where there is none, too, once it has
-    traced with fake tensors; only the copy can tell."""
+    """State that says whether a fork of this process can differentiate: autograd's threads, one per GPU, do not survive
+    a fork. A torch build for GPUs starts them even without a GPU, once it has traced with fake tensors; only the fork
+    can find out."""
 
     differentiate = True
 
@@ -61,15 +61,15 @@ forks = Forks()
 
 
 class _AskAgain(Exception):
-    """A failure for which another process must be asked. answer: what to answer where that one cannot answer either;
-    None where it finds another kernel."""
+    """A failure after which another process has to verify the kernel. answer: the answer if that one fails too; None if
+    it found another kernel."""
 
     def __init__(self, answer: Answer | None) -> None:
         self.answer = answer
 
 
 class _Server:
-    """A started process of the worker, with the channel to it. errors: what it prints. judge: the id of its child."""
+    """A started worker process and the channel to it. errors: its standard error. judge: the id of its child."""
 
     def __init__(self) -> None:
         self.channel, theirs = Pipe()
@@ -98,14 +98,14 @@ class _Server:
         self.close()
 
     def renew(self) -> None:
-        """End its child, so that another one takes its place."""
+        """Kill its child, so that the worker forks another."""
         if self.judge is not None:
             _kill(self.judge)
         self.wait_for("died")
         self.wait_for("ready")
 
     def catch_up(self) -> None:
-        """Read the messages since the last answer: of a child that ended, and the one in its place."""
+        """Read the messages since the last answer, about a child that died and its successor."""
         while self.channel.poll():
             self.wait_for("ready")
 
@@ -118,14 +118,14 @@ class _Server:
             self.judge = value
 
     def last_error(self) -> str:
-        """Return the last line that it printed, behind a colon."""
+        """Return the last line of its standard error, after a colon."""
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
 
 class Worker:
-    """The process that runs kernels: started when it is first needed, started again should it end."""
+    """The process that runs kernels, started at its first use and restarted if it dies."""
 
     def __init__(self) -> None:
         self.starts = 0
@@ -136,14 +136,14 @@ class Worker:
     def ask(
         self, kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None
     ) -> Answer | None:
-        """Return the worker's answer, or how the kernel ended it; None where it finds another kernel than this
-        process's. digest: the kernel's fingerprint. declared: as of `pickle_kernel`, for one declared in Python."""
+        """Return the worker's answer, or how the kernel killed it; None if it finds another kernel than this process's.
+        digest: the kernel's fingerprint. declared: the result of `pickle_kernel`, for a kernel declared in Python."""
         self.disown_a_parents()
         request = _request(kernel, question, seconds, digest, declared)
         with self._lock:
             try:
                 return self._ask(request)
-            except _AskAgain:  # a child that imported something else by the same name, or that somebody ended
+            except _AskAgain:  # the child imported another module of the same name, or was killed from outside
                 pass
             try:
                 return self._ask(request)
@@ -163,12 +163,12 @@ class Worker:
             raise _AskAgain(answer) from error
         except _AskAgain:
             raise
-        except BaseException:  # an interrupt, say: its answer must not be taken for that to another question
+        except BaseException:  # an interrupt, say: the next question must not receive this one's answer
             self.stop()
             raise
 
     def start(self) -> _Server:
-        """Start the worker where none runs."""
+        """Start the worker unless one runs."""
         if self.server is not None and self.server.process.poll() is None:
             self.server.catch_up()
             return self.server
@@ -179,21 +179,21 @@ class Worker:
         return self.server
 
     def stop(self) -> None:
-        """End the worker, where it is this process's own."""
+        """End the worker if this process owns it."""
         self.disown_a_parents()
         server, self.server = self.server, None
         if server is not None:
             server.kill()
 
     def disown_a_parents(self) -> None:
-        """In a fork of the process that started the worker: forget it, and leave it to its owner."""
+        """Drop the worker in a fork of the process that started it, without ending it."""
         if self._owner == os.getpid():
             return
         server, self.server = self.server, None
         self._owner, self._lock, self.starts = os.getpid(), threading.RLock(), 0
         if server is not None:
-            server.process.returncode = 0  # it is no child of this process, which has nobody to wait for
-            server.close()  # else the worker would not see the end of its owner
+            server.process.returncode = 0  # it is no child of this process, which cannot wait for it
+            server.close()  # else the worker would not notice that its owner died
 
 
 def _listen_to_worker(server: _Server, seconds: float) -> Answer:
@@ -205,7 +205,7 @@ def _listen_to_worker(server: _Server, seconds: float) -> Answer:
             server.renew()
             return _no_answer(seconds, sample)
         if kind == "answer":
-            if value.reason is not None:  # a wrong kernel may have left anything behind
+            if value.reason is not None:  # a wrong kernel may have corrupted the process
                 server.renew()
             return value
         if kind == "differs":
@@ -214,7 +214,7 @@ def _listen_to_worker(server: _Server, seconds: float) -> Answer:
         if kind == "died":
             server.wait_for("ready")
             answer = _death(value, sample)
-            if sample is None:  # it may not have begun
+            if sample is None:  # the kernel may not have started
                 raise _AskAgain(answer)
             return answer
         sample = value
@@ -223,13 +223,13 @@ def _listen_to_worker(server: _Server, seconds: float) -> Answer:
 def _request(kernel: Kernel, question: Question, seconds: float, digest: str, declared: bytes | None = None) -> Request:
     path, environment = child_processes.search_path(), {**child_processes.environment(), **ENVIRONMENT}
     relative = [os.path.abspath(each) for each in sys.path if not os.path.isabs(each)]
-    place = (os.getcwd(), (*path, *relative), environment)  # last: files there shadow no installed module
+    place = (os.getcwd(), (*path, *relative), environment)  # last, so that files there do not shadow installed modules
     about = (digest, declared, _entry_for_judge(kernel))
     return Request(kernel.origin, kernel.entry.op, kernel.name, *place, seconds, question, *about)
 
 
 def _entry_for_judge(kernel: Kernel) -> KernelEntry | None:
-    """Return the entry of a kernel that is compared with torch or forge, and with nothing of its own repository."""
+    """Return the entry of a kernel whose reference is in torch or forge, not in its own repository; else None."""
     entry, grad = kernel.entry, kernel.entry.grad
     is_theirs = kernel.target.function is None and (kernel.pattern is None or not entry.op.startswith("python:"))
     functions = (entry.fn, grad.fn, grad.forward_fn)
@@ -237,21 +237,21 @@ def _entry_for_judge(kernel: Kernel) -> KernelEntry | None:
 
 
 def pickle_kernel(kernel: Kernel) -> bytes | None:
-    """Return a kernel declared in Python, for another process to declare again; None for others, and where it cannot
-    be."""
-    if kernel.declared is None or kernel.target.function is not None:  # an operator of this process alone
+    """Pickle a kernel declared in Python, for another process to declare it again; return None for other kernels and
+    if pickling fails."""
+    if kernel.declared is None or kernel.target.function is not None:  # an operator of this process only
         return None
     data = io.BytesIO()
     try:
         base = library("cloudpickle").Pickler
         pickler = type("Pickler", (base,), {"dispatch_table": ChainMap(_reducers(), base.dispatch_table)})
         pickler(data).dump(kernel.declared)
-    except Exception:  # cloudpickle is not there, or cannot do it: it raises what the objects' own code raises
+    except Exception:  # cloudpickle is missing or fails, with any error of the objects' own code
         return None
     return data.getvalue()
 
 
-_REDUCERS: dict[type, Callable[[Any], tuple]] = {  # torch.ops and what is in it, by name
+_REDUCERS: dict[type, Callable[[Any], tuple]] = {  # torch.ops and its contents, by name
     type(torch.ops): lambda ops: (getattr, (torch, "ops")),
     type(torch.ops.aten): lambda namespace: (getattr, (torch.ops, namespace.name)),
     OpOverloadPacket: lambda packet: (_operator, (*packet_name(packet).split("::"),)),
@@ -268,7 +268,7 @@ def _reducers() -> dict[type, Callable[[Any], tuple]]:
 
 
 def _reduce_triton(function: Any) -> tuple:
-    """Return a Triton kernel as the function that it was made of, which is compiled where it arrives."""
+    """Reduce a Triton kernel to its Python function, which the receiver compiles."""
     options = {name.removeprefix("_"): getattr(function, name) for name in _TRITON_OPTIONS if hasattr(function, name)}
     return _triton_kernel, (function.fn, options)
 
@@ -291,8 +291,8 @@ def _no_answer(seconds: float, sample: str | None) -> Answer:
 
 
 def _death(status: int, sample: str | None) -> Answer:
-    """Return an answer that lasts where the kernel's own code did it while it ran: others send other signals, as a
-    system without memory does, and an import fails for reasons of the machine's."""
+    """Return an answer for a death, lasting only if the kernel's own code caused it while it ran: other causes send
+    other signals, as the system does without memory, and an import may fail because of the machine."""
     code = os.waitstatus_to_exitcode(status)
     its_own = code >= 0 or -code in _FAULTS
     if code >= 0:
@@ -303,11 +303,11 @@ def _death(status: int, sample: str | None) -> Answer:
 
 
 def become_expendable() -> None:
-    """Prepare this process for kernels: should they end it, it leaves no core and no stack trace; and what they send
-    to their process group does not reach the program."""
-    import resource  # of Unix alone, as forks are
+    """Prepare this process for kernels: a crash leaves no core dump and no stack trace, and signals that they send to
+    their process group do not reach the program."""
+    import resource  # Unix only, like fork
 
-    with contextlib.suppress(OSError):  # it leads a session
+    with contextlib.suppress(OSError):  # it leads a session already
         os.setsid()
     faulthandler.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a person's Ctrl-C is for the program, which ends it
@@ -316,15 +316,15 @@ def become_expendable() -> None:
 
 
 def can_fork(*, gradients: bool = True) -> bool:
-    """Return whether a copy of this process could run a kernel, and differentiate it."""
+    """Return whether a fork of this process could run a kernel and differentiate it."""
     return hasattr(os, "fork") and not torch.cuda.is_available() and (forks.differentiate or not gradients)
 
 
 def ask_fork(kernel: Kernel, question: Question, seconds: float, verify: Verify) -> Answer | None:
-    """Return the answer of a copy of this process; None where it turned out that it cannot differentiate."""
+    """Return the answer of a fork of this process, or None if the fork cannot differentiate."""
     reading, writing = Pipe(duplex=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; the child starts none
+        warnings.simplefilter("ignore", DeprecationWarning)  # warns of forks with threads; the child starts none
         child = os.fork()
     if child == 0:
         _answer_and_exit(kernel, question, writing, verify)
@@ -358,7 +358,7 @@ def _listen_to_fork(channel: Connection, child: int, seconds: float) -> Answer |
             sample = value
     except TimeoutError:
         pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:  # and another fork of this process holds the pipe
+        if pid:  # another fork of this process may hold the pipe
             return _death(status, sample)
         _end(child)
         return _no_answer(seconds, sample)
@@ -383,4 +383,4 @@ def _answer_and_exit(kernel: Kernel, question: Question, writing: Connection, ve
         writing.send(("answer", verify(kernel, question, report) if able else None))
         status = 0
     finally:
-        os._exit(status)  # nothing of the program's own runs at exit
+        os._exit(status)  # skip the program's exit handlers

@@ -1,4 +1,4 @@
-"""Samples for verification: OpInfo samples, the very arguments that a model uses, and variations of them."""
+"""Samples for verification: OpInfo samples, a model's actual arguments, and variations of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,17 +20,17 @@ from forge.testing import OpInfo, all_opinfos, make_tensor
 ODD = (1, 7, 100)
 LARGE = 1 << 20
 _NEAR_ZERO = 0.05
-HUGE = 100.0  # its exponential is infinite in float32; what comes of rounding it in a sum is within tolerances
+HUGE = 100.0  # its exponential overflows float32; its rounding in a sum is within tolerances
 SPECIAL = {
     "NaN": (float("nan"), float("nan")),
     "infinities": (float("inf"), float("-inf")),
     "huge values": (HUGE, -HUGE),
 }
-_PASSES = {  # a zero times NaN, an infinity less another: what comes of them depends on how a formula is written
+_PASSES = {  # zero times NaN, infinity minus infinity: the results depend on how a formula is written
     "NaN": lambda actual, expected: actual.isnan(),
     "infinities": lambda actual, expected: actual.isnan() | expected.isnan(),
 }
-TEMPLATES, TRIES = 6, 2000  # samples that are changed, and calls that are tried for each
+TEMPLATES, TRIES = 6, 2000  # the number of samples to change, and of calls to try for each
 
 
 def opinfos_of(kernel: Kernel) -> list[OpInfo]:
@@ -40,7 +40,7 @@ def opinfos_of(kernel: Kernel) -> list[OpInfo]:
 
 
 def general_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Yield the operation's OpInfo samples, changed where the constraints allow none of them; for what has no
+    """Yield the operation's OpInfo samples, changed if the constraints allow none of them; for an operation without
     OpInfo, arguments that the constraints allow, and variations of them."""
     infos = opinfos_of(kernel) if kernel.samples is None else []
     templates = []
@@ -73,8 +73,8 @@ def _allowed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> I
 
 
 def _changed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> Iterator[Call]:
-    """Yield samples whose sizes, dtypes and numbers are changed to what the constraints allow, with which the operation
-    is as valid as it was."""
+    """Yield samples with sizes, dtypes and numbers changed to satisfy the constraints, for which the operation stays
+    valid."""
     constraints = Constraints(kernel)
     if any(parameter.rest for parameter in kernel.target.signature.parameters):
         return
@@ -87,7 +87,7 @@ def _changed_calls(kernel: Kernel, templates: Iterable[tuple[tuple, dict]]) -> I
 
 
 def _distinct(calls: Iterable[Call]) -> Iterator[Call]:
-    """Yield one of the calls that differ in sizes alone."""
+    """Yield one of each group of calls that differ only in sizes."""
     visited = set()
     for call in calls:
         form = repr(call.map(lambda leaf: (len(leaf.shape), leaf.dtype) if isinstance(leaf, Meta) else leaf))
@@ -103,8 +103,8 @@ def _with_dtype(kernel: Kernel, name: str, value: Any) -> Any:
 def _problem(
     kernel: Kernel, constraints: Constraints, template: Call
 ) -> tuple[Values, Callable[[Values], Call], Callable[[str, Values], Sequence[Any]]]:
-    """Return the variables of a sample (its sizes, and the numbers in conditions), a function that builds a call of
-    other values of them, and one that returns the values to try."""
+    """Return the variables of a sample (its sizes, and the numbers in conditions), a function that builds a call from
+    their values, and a function that returns the candidate values."""
     bound = kernel.target.signature.bind(template.args, template.kwargs)
     typed = {name: _with_dtype(kernel, name, value) for name, value in bound.items()}
     call = arguments(kernel, typed)
@@ -128,14 +128,14 @@ def _problem(
 
 
 def call_cases(kernel: Kernel, call: Call) -> Iterator[Case]:
-    """Yield the call itself, and variations: odd lengths, memory that is not aligned, strided rows, no elements."""
+    """Yield the call itself and variations: odd sizes, unaligned memory, strided rows, no elements."""
     values = _Values(kernel, call)
     yield values.case(call)
     yield from variations(kernel, call)
 
 
 def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
-    """Yield calls of the same form in other layouts, alignments and sizes."""
+    """Yield calls of the same structure in other layouts, alignments and sizes."""
     values, small = _Values(kernel, call), _smaller(call)
     yield values.case(small, "unaligned", offset=1)
     yield values.case(small.map(_stride_rows), "strided rows")
@@ -168,7 +168,7 @@ class _Values:
         return Case(sample.args, sample.kwargs, note, offset, self.has_strides)
 
     def with_shared_tensor(self, call: Call) -> Iterator[Case]:
-        """Yield a call with one tensor in the place of all that are like the first one."""
+        """Yield a call that passes one tensor for all arguments with the first one's metadata."""
         if not call.metas or call.metas.count(call.metas[0]) < 2 or self.kernel.samples or self.kernel.assumes:
             return
         one = self.tensor(call.metas[0])
@@ -178,10 +178,10 @@ class _Values:
         yield Case(sample.args, sample.kwargs, "one tensor for several arguments", 0, self.has_strides, gradients=False)
 
     def special(self, call: Call) -> Iterator[Case]:
-        """Yield calls of values in which kernels differ that agree on others: each in one place of each tensor, and in
-        another one of the next, so that none hides the result of another. The difference of two infinities, and the
-        gradient of a value that is not finite, depend on the order of operations, and on convention."""
-        own = self.kernel.samples or self.kernel.assumes  # these say which values are right
+        """Yield calls with special values, on which kernels differ that agree otherwise: at one position per tensor, a
+        different one in each, so that no result hides another. The difference of two infinities and the gradient of a
+        value that is not finite depend on the order of operations and on convention."""
+        own = self.kernel.samples or self.kernel.assumes  # these define the valid values
         if own is not None or not any(meta.dtype.is_floating_point for meta in call.metas):
             return
         within = all(bound is None or abs(bound) >= HUGE for bound in (self.low, self.high))
@@ -199,7 +199,7 @@ class _Values:
                 yield Case(sample.args, sample.kwargs, note, 0, self.has_strides, gradients=gradients, passes=passes)
 
     def _some_large(self, meta: Meta) -> torch.Tensor:
-        """Every third value is four times as large: what else is drawn lies within three of zero."""
+        """Draw values and make every third four times as large, since drawn values lie within three of zero."""
         values = self.tensor(replace(meta, strides=None))
         if meta.dtype.is_floating_point and values.numel():
             values.view(-1)[::3] *= 4
@@ -217,7 +217,7 @@ class _Values:
     def tensor(self, meta: Meta) -> torch.Tensor:
         if meta.dtype.is_floating_point:
             values = make_tensor(meta.shape, meta.device, meta.dtype, low=self.low, high=self.high)
-            if self.low is None and self.high is None:  # a norm of one element next to zero says nothing of the kernel
+            if self.low is None and self.high is None:  # the norm of one element near zero is inconclusive
                 values = torch.where(values.abs() < _NEAR_ZERO, values + values.sign(), values)
         elif meta.dtype.is_complex:
             values = torch.randn(meta.shape, dtype=meta.dtype, device=meta.device)
@@ -227,9 +227,9 @@ class _Values:
 
 
 def own_samples(kernel: Kernel, call: Call) -> Call | None:
-    """Return the call with the tensors that the repository's own function makes, by the dtype, device and dims of the
-    call. Where it makes others than are asked for (no elements, say), its own are taken, in the layout that is asked
-    for. Raises ValueError where it makes what there is no argument for, or leaves one out."""
+    """Return the call with tensors from the repository's own function of the call's dtype, device and dims. Tensors of
+    other shapes than requested (no elements, say) are used as they are, in the requested layout. Raises ValueError if
+    the function returns an unknown argument or omits one."""
     names = kernel.bind(call.args, call.kwargs)
     dims: dict[str, Any] = {}
     for name, pattern in kernel.entry.shape.items():
@@ -263,7 +263,7 @@ def _in_strides_of(value: Any, meta: Any) -> Any:
 
 
 def _smaller(call: Call) -> Call:
-    """Return a call of millions of elements with its leading dims cut."""
+    """Return a call with the leading dims cut if it has millions of elements."""
     first = next(iter(call.metas), None)
     if first is None or prod(first.shape) <= LARGE:
         return call
@@ -272,8 +272,8 @@ def _smaller(call: Call) -> Call:
 
 
 def _layouts(call: Call) -> Iterator[tuple[str, Call]]:
-    """Yield the call in other layouts: of all tensors, and of the first one or of the others alone, so that a kernel
-    which takes the strides of one for another's is found."""
+    """Yield the call in other layouts: of all tensors, of the first only, and of the others only, to detect a kernel
+    that uses one tensor's strides for another."""
     yield "transposed", call.map(_transpose)
     if sum(len(meta.shape) > 1 for meta in call.metas) > 1:
         places, others = count(), count()
@@ -283,14 +283,14 @@ def _layouts(call: Call) -> Iterator[tuple[str, Call]]:
 
 
 def _stride_rows(leaf: Any) -> Any:
-    """x[:, ::2] in the place of x."""
+    """Give x the strides of x[:, ::2]."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     return replace(leaf, strides=tuple(2 * each for each in _dense(leaf.shape, leaf.strides)))
 
 
 def _transpose(leaf: Any) -> Any:
-    """Return the dims in the opposite order in memory."""
+    """Reverse the order of the dims in memory."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     order = [-each for each in _dense(leaf.shape, leaf.strides)]
@@ -298,15 +298,15 @@ def _transpose(leaf: Any) -> Any:
 
 
 def _expand(leaf: Any) -> Any:
-    """One row for all."""
+    """Expand one row along the first dim."""
     if not isinstance(leaf, Meta) or len(leaf.shape) < 2:
         return leaf
     return replace(leaf, strides=(0, *_dense(leaf.shape, leaf.strides)[1:]))
 
 
 def _resize(kernel: Kernel, call: Call) -> Iterator[Call]:
-    """Yield odd lengths for each named dim, and for the last dim of the first tensor; where the constraints allow
-    none of them, others that they do."""
+    """Yield odd sizes for each named dim and for the last dim of the first tensor; if the constraints allow none of
+    them, sizes that they allow."""
     names = kernel.bind(call.args, call.kwargs)
     bound: dict[str, int] = {}
     times: dict[str, set[int]] = {}
@@ -335,8 +335,8 @@ def _of_length(call: Call, multiples: Mapping[int, int], length: int) -> Call:
 
 
 def with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:
-    """Return the call with lengths replaced wherever they stand: in shapes, and in lists of numbers as normalized_shape
-    is."""
+    """Return the call with sizes replaced wherever they occur: in shapes, and in lists of numbers such as
+    normalized_shape."""
 
     def change(leaf: Any) -> Any:
         if not isinstance(leaf, Meta) or lengths.keys().isdisjoint(leaf.shape):
@@ -354,6 +354,6 @@ def with_lengths(call: Call, lengths: Mapping[int, int]) -> Call:
 
 
 def _dense(shape: Sequence[int], order: Sequence[int] | None) -> tuple[int, ...]:
-    """Strides without gaps, the dims lying in the order that other strides say."""
+    """Return strides without gaps, with the dims in the order of the given strides."""
     dims = sorted(range(len(shape)), key=lambda dim: (0 if order is None else order[dim], -dim))
     return without_gaps([max(size, 1) for size in shape], dims)

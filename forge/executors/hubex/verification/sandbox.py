@@ -1,8 +1,8 @@
-"""A kernel's functions in a process of their own, called from the judge, which compares them.
+"""A kernel's functions in a separate process, called from the judge, which compares their results.
 
-The judge has no code of the kernel and holds the channel to the program; the sandbox imports the kernel and holds a
-channel to the judge alone. A call takes the bytes of all memory that its tensors lie in there, and brings back what the
-kernel changed of them and returned: descriptions in JSON and bytes, nothing that runs when it is read.
+The judge has no code of the kernel and holds the channel to the program; the sandbox imports the kernel and holds only
+a channel to the judge. A call sends the bytes of all storages of its tensors, and receives the kernel's writes and
+results: descriptions in JSON and bytes, a format that cannot run code when it is read.
 """
 
 import ctypes
@@ -25,16 +25,16 @@ from forge.executors.hubex.verification.process import verifying
 from forge.torch_internals.tensors import storage_address
 
 _PR_SET_PDEATHSIG = 1
-BY_NAME = ("assumes", "samples")  # which get all values that they might have parameters for
-REMEMBERED = 4  # calls whose results are kept, to see whether one is returned again
+BY_NAME = ("assumes", "samples")  # functions that receive all values, of which they may have parameters for some
+REMEMBERED = 4  # the number of calls whose results are kept, to detect memory that is returned twice
 _DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
-FindKernel = Callable[[Request], Kernel | str]  # the kernel, or why it is not there
+FindKernel = Callable[[Request], Kernel | str]  # the kernel, or the reason why it was not found
 Blocks = Sequence[tuple[str, bytes]]  # devices and contents of storages
 
 
 class SandboxDied(BaseException):
-    """The end of the sandbox; nothing between the call and the judge's loop may take it for an error of the kernel."""
+    """The death of the sandbox; no handler between the call and the judge's loop may treat it as a kernel's error."""
 
 
 class Sandbox:
@@ -51,11 +51,11 @@ class Sandbox:
         theirs.close()
 
     def find(self, request: Request) -> str | None:
-        """Import the kernel there. Return None, "differs" where another one is there, or why there is none."""
+        """Import the kernel in the sandbox. Return None, "differs" if it found another kernel, or why it found none."""
         return self._ask("find", request)[0]["problem"]
 
     def call(self, role: str, args: Any, kwargs: Any) -> Any:
-        """Return the result of a function of the kernel; what it wrote is in the arguments."""
+        """Return the result of a function of the kernel, and apply its writes to the arguments."""
         memory = _Memory()
         tree = memory.describe([list(args), kwargs])
         differentiates = torch.is_grad_enabled() and any(each.requires_grad for each in memory.tensors)
@@ -67,7 +67,7 @@ class Sandbox:
         return _decode(reply["result"], results)
 
     def differentiate(self, graph: int, forward: "_Memory", gradients: Sequence[torch.Tensor]) -> list[Any]:
-        """Return the gradients of the tensors that a call was given."""
+        """Return the gradients of a call's tensor arguments."""
         memory = _Memory(forward)
         memory.describe(list(gradients))
         reply, blocks = self._ask("backward", graph, memory.places, memory.blocks(len(forward.storages)))
@@ -86,7 +86,7 @@ class Sandbox:
         return reply, blocks
 
     def die_alike(self) -> None:
-        """End this process as the sandbox ended."""
+        """End this process with the sandbox's exit status or signal."""
         self._channel.close()
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         if code >= 0:
@@ -98,7 +98,7 @@ class Sandbox:
 
 
 class RemoteFunction:
-    """A function of a kernel, as the judge has it; `assumes` and `samples` take all values, by name."""
+    """The judge's proxy of a kernel's function; `assumes` and `samples` take all values, by name."""
 
     def __init__(self, sandbox: Sandbox, role: str, name: str) -> None:
         self.sandbox, self.role = sandbox, role
@@ -109,7 +109,7 @@ class RemoteFunction:
 
 
 class _RemoteCall(torch.autograd.Function):
-    """A call whose graph is in the sandbox."""
+    """A call whose autograd graph is in the sandbox."""
 
     @staticmethod
     def forward(
@@ -133,7 +133,7 @@ class _RemoteCall(torch.autograd.Function):
 
 
 class _Memory:
-    """The memory that tensors of a call lie in: each storage once. places: of the tensors in it, as JSON."""
+    """The storages of a call's tensors, each once. places: the locations of the tensors in them, as JSON."""
 
     def __init__(self, before: "_Memory | None" = None) -> None:
         self.storages: list[torch.UntypedStorage] = list(before.storages) if before else []
@@ -175,13 +175,13 @@ class _Memory:
         self.storages += [_storage(device, content) for device, content in blocks]
 
     def tensor(self, place: Mapping[str, Any]) -> torch.Tensor:
-        """Return a tensor in that memory. Raises RuntimeError for one that is not within it."""
+        """Return a tensor in that memory. Raises RuntimeError if it is out of bounds."""
         dtype, shape, stride, offset = place["view"]
         whole = torch.empty(0, dtype=_DTYPES[dtype], device=self.storages[place["storage"]].device)
         return whole.set_(self.storages[place["storage"]]).as_strided(shape, stride, offset)
 
     def read(self, reply: Mapping[str, Any], blocks: Sequence[bytes]) -> list[torch.Tensor]:
-        """Apply the kernel's writes to the tensors here, and return the tensors that it returned."""
+        """Apply the kernel's writes to this process's tensors, and return the kernel's results."""
         count = len(reply["changed"])
         for index, content in zip(reply["changed"], blocks, strict=False):
             _write(self.storages[index], content)
@@ -213,7 +213,7 @@ def _write(storage: torch.UntypedStorage, content: bytes) -> None:
 
 
 def _decode(tree: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the nest that `_Memory.describe` encoded, with other tensors."""
+    """Decode the pytree that `_Memory.describe` encoded, with other tensors."""
     [(kind, value)] = tree.items()
     if kind == "t":
         return tensors[value]
@@ -232,7 +232,7 @@ def _run(channel: Connection, find: FindKernel, judge: int) -> None:
     status = 0
     try:
         _end_with(judge)
-        os.setsid()  # signals that the kernel sends to its process group reach itself alone
+        os.setsid()  # signals that the kernel sends to its process group reach only this process
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         verifying.active = True
         _KernelServer(channel, find).serve()
@@ -245,7 +245,7 @@ def _run(channel: Connection, find: FindKernel, judge: int) -> None:
 
 
 def _end_with(judge: int) -> None:
-    """End this process when the judge ends."""
+    """End this process when the judge dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != judge:
@@ -256,7 +256,7 @@ Reply = tuple[dict[str, Any], Sequence[bytes]]
 
 
 class _KernelServer:
-    """Answers to the judge, by one kernel's functions."""
+    """The server of one kernel's functions for the judge."""
 
     def __init__(self, channel: Connection, find: FindKernel) -> None:
         self.channel, self._find = channel, find
@@ -265,7 +265,7 @@ class _KernelServer:
         self.returned: deque[list[torch.UntypedStorage]] = deque(maxlen=REMEMBERED)
 
     def serve(self) -> None:
-        """Answer until the judge ends."""
+        """Serve calls until the judge ends."""
         answers: dict[str, Callable[..., Reply]] = {"find": self._take, "call": self._call, "backward": self._backward}
         while True:
             try:
@@ -309,8 +309,8 @@ class _KernelServer:
         return {**reply, "graph": graph, "differentiable": [each.requires_grad for each in outputs]}, changes
 
     def _check_returned(self, outputs: list[torch.Tensor], memory: _Memory, differentiates: bool) -> None:
-        """Raise for results that a program cannot take for its own: what reads or changes them would meet what the
-        kernel does with them later."""
+        """Raise for results that a program cannot own: its reads and writes would conflict with later uses by the
+        kernel."""
         for each in outputs:
             if type(each) is not torch.Tensor:
                 raise TypeError(f"it returns a {type(each).__name__}, but must return a torch.Tensor")
@@ -321,7 +321,7 @@ class _KernelServer:
         fresh = [each for each in fresh if each.nbytes() and storage_address(each) not in theirs]
         before = {
             storage_address(each) for storages in self.returned for each in storages
-        }  # alive, so that none has its place
+        }  # kept alive, so that no address is reused
         if any(storage_address(each) in before for each in fresh):
             raise RuntimeError("it returns memory that it has returned before: the earlier result is overwritten")
         self.returned.append(fresh)
@@ -339,12 +339,12 @@ class _KernelServer:
     def _reply(
         self, memory: _Memory, before: list[bytes], result: Any
     ) -> tuple[dict[str, Any], list[bytes], list[torch.Tensor]]:
-        """Return a call's changes of the memory that it was given, the memory that is new, and the tensors of the
+        """Return a call's writes to the received memory, the newly allocated memory, and the tensors of the
         result."""
         count = len(memory.storages)
         extension = _Memory(memory)
         described = extension.describe(result)
-        json.dumps(described)  # a result that cannot be serialized is the kernel's error
+        json.dumps(described)  # a result that is not serializable is the kernel's error
         now = [_bytes(each) for each in memory.storages]
         changed = [i for i in range(count) if now[i] != before[i]]
         before[:] = now

@@ -1,8 +1,8 @@
-"""Calls that a kernel's constraints allow: ranks, lengths and numbers are searched for, and its own checker decides.
+"""Search for calls that a kernel's constraints allow, over ranks, sizes and numbers, judged by the kernel's checker.
 
-A search starts from values that are usual and changes what lowers the number of constraints that fail: one value at a
-time, then two together, then three. Candidates come from the constraints: the numbers that stand in them, their
-multiples and neighbours, and the value of a comparison's other side.
+A search starts from usual values and makes changes that lower the number of violated constraints: one value at a time,
+then two together, then three. Candidates come from the constraints: their numbers, the multiples and neighbours of
+these, and the value of a comparison's other side.
 """
 
 import ast
@@ -22,16 +22,16 @@ from forge.hub.manifest.constraints import is_default
 from forge.hub.manifest.where import UnknownValue, evaluate
 from forge.ir import TensorProxy, Trace, recording
 
-Values = dict[str, Any]  # of the variables of a search, by name
+Values = dict[str, Any]  # the values of a search's variables, by name
 
 TRIES = 6000
 LARGEST = 1 << 22  # elements of one tensor
 USUAL = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64)
-TOGETHER = 12  # of what is tried for a variable, how many are tried together with others
+TOGETHER = 12  # the number of a variable's candidates that are tried together with others
 
 
 class Constraints:
-    """The constraints of a kernel, in parts that can be counted."""
+    """The constraints of a kernel, split into parts that can be counted."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -53,7 +53,7 @@ class Constraints:
         return failures or self._problem_of_operation(call)
 
     def _problem_of_operation(self, call: Call) -> frozenset[Any]:
-        """Return the operation itself where it raises for a call."""
+        """Return a set of the operation itself if it raises for a call, else an empty set."""
         trace = Trace("search")
         with recording(trace, clang.language):
             proxy_call = call.map(
@@ -65,7 +65,7 @@ class Constraints:
             )
             try:
                 self.kernel.target.symbol(*proxy_call.args, **proxy_call.kwargs)
-            except Exception:  # in its own words, which the comparison reports
+            except Exception:  # the comparison reports its error
                 return frozenset({self.kernel.target.symbol})
         return frozenset()
 
@@ -79,12 +79,12 @@ class Constraints:
         return {**bound, **dims}
 
     def arguments(self, call: Call) -> dict[str, Any]:
-        """Return the operator's arguments by name, with stand-ins for tensors."""
+        """Return the operator's arguments by name, with placeholders for tensors."""
         stood = call.map(lambda leaf: _stand_in(leaf) if isinstance(leaf, Meta) else leaf)
         return self.kernel.bind(stood.args, stood.kwargs)
 
     def compared_values(self, name: str, call: Call) -> Iterator[Any]:
-        """Yield the values that conditions compare an argument with."""
+        """Yield the values with which conditions compare an argument."""
         variables = self.variables(call)
         for each in self.comparisons:
             left, right = each.left, each.comparators[0]
@@ -110,13 +110,13 @@ def _values_of(expression: ast.expr, variables: Mapping[str, Any]) -> Iterator[A
     yield value
     if type(value) in (int, float):
         yield from (value + 1, value - 1)
-    if type(value) is float:  # between it and another one
+    if type(value) is float:  # a value between it and another one
         yield from (value * 1.01, value / 1.01, value * 1.5, value / 1.5)
 
 
 def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
-    """Return sizes that the numbers in conditions speak of: themselves, their neighbours, multiples, and multiples of
-    one that are past another."""
+    """Return candidate sizes from the numbers in conditions: the numbers, their neighbours and multiples, and multiples
+    of one number beyond another."""
     numbers = sorted({value for value in values if type(value) is int and 0 < value < LARGEST})
     near = [each + step for each in numbers for step in (-1, 0, 1)]
     multiples = [each * times for each in numbers for times in (2, 3, 4, 5)]
@@ -132,7 +132,7 @@ def search(
     candidates: Callable[[str, Values], Sequence[Any]],
     tries: int = TRIES,
 ) -> Values | None:
-    """Return values of the variables for which every constraint holds; None where none were found."""
+    """Return values of the variables that satisfy every constraint, or None if none were found."""
     budget = iter(range(tries))
 
     def violations(values: Values) -> frozenset[Any] | None:
@@ -156,7 +156,7 @@ Failing = Callable[[Values], frozenset[Any] | None]
 def _better(
     values: Values, reasons: frozenset[Any], failing: Failing, candidates: Callable[[str, Values], Sequence[Any]]
 ) -> tuple[Values, frozenset[Any]] | None:
-    """Return the values with one of them changed, or several, where fewer constraints fail."""
+    """Return the values with one or several changed such that fewer constraints fail."""
     promising: dict[str, list[Any]] = {}
     for name in values:
         ranking = []
@@ -178,7 +178,7 @@ def _better(
 
 
 def lengths(constraints: Constraints, values: Values, own: Any = None) -> list[int]:
-    """Return the values tried for a size: those in the constraints, and the other sizes, with multiples."""
+    """Return the candidates of a size: the values in the constraints and the other sizes, with multiples."""
     others = sorted({value for value in values.values() if type(value) is int and value > 0})[:8]
     related = [each * times for each in others for times in (1, 2, 3, 4)]
     products = [a * b for a, b in combinations(others, 2)]
@@ -187,8 +187,8 @@ def lengths(constraints: Constraints, values: Values, own: Any = None) -> list[i
 
 
 def arguments(kernel: Kernel, values: Mapping[str, Any]) -> Call:
-    """Return a call of the kernel's symbol with arguments by name: those without a default by position, others as they
-    are named, where they are not their default."""
+    """Return a call of the kernel's symbol from arguments by name: arguments without a default by position, the others
+    by keyword unless they equal their default."""
     parameters = [each for each in kernel.target.signature.parameters if each.name in values]
     first = list(takewhile(lambda each: each.default is REQUIRED and not each.keyword_only, parameters))
     others = [each for each in parameters[len(first) :] if not is_default(values[each.name], each.default)]
@@ -196,6 +196,6 @@ def arguments(kernel: Kernel, values: Mapping[str, Any]) -> Call:
 
 
 def dtype_of(kernel: Kernel, argument: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that an argument gets where `dtype` is asked for: the manifest's, where it says another."""
+    """Return the dtype of an argument for a requested `dtype`: the manifest's, if it prescribes another."""
     alias = kernel.entry.dtypes.get(kernel.target.names.get(argument, argument))
     return dtype if alias is None or dtype in alias.dtypes else alias.dtypes[0]

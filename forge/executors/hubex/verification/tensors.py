@@ -1,4 +1,4 @@
-"""Tensors of a comparison: memory between guards, and how far values are from those that they should be."""
+"""Tensors of a comparison: guarded memory, and the difference of values from the expected ones."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,50 +7,50 @@ import torch
 from forge.executors.calls import Passes
 from forge.ir.strides import extent
 
-GUARD = 256  # bytes before and behind what is given to a kernel
-POISON = 0xFF  # not a number in every float dtype
-_TIMES = 4  # as far from what is exact as eager's worst value
+GUARD = 256  # bytes before and after a kernel's tensor
+POISON = 0xFF  # NaN in every float dtype
+_TIMES = 4  # the accepted error, as a multiple of eager's largest
 
 
 class KernelFailure(Exception):
-    """A kernel is wrong: how, in words."""
+    """The failure of a kernel, with a description."""
 
 
 class GuardedMemory:
-    """Memory of tensors that lie between guards; nothing but the tensors that are to be written may change."""
+    """Memory of tensors between guard bytes; only the tensors that the kernel is to write may change."""
 
     def __init__(self) -> None:
         self.inputs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.outputs: list[tuple[torch.Tensor, int, int]] = []
 
     def copy_to_guarded(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
-        """Return the tensor's values, in its layout, `offset` elements behind an aligned address."""
+        """Copy a tensor, in its layout, to `offset` elements after an aligned address."""
         size = tensor.element_size()
         length = extent(tensor) * size
         memory = _poison(2 * GUARD + offset * size + length, tensor.device)
         result = memory[GUARD + offset * size :][:length].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
         index = tuple(
             slice(0, 1) if stride == 0 else slice(None) for stride in result.stride()
-        )  # expanded dims hold one element: write it once
+        )  # expanded dims hold one element, which is written once
         result[index] = tensor[index]
         self.inputs.append((memory, memory.clone()))
         return result
 
     def copy_all_to_guarded(self, tensors: Sequence[torch.Tensor], offset: int) -> list[torch.Tensor]:
-        """Return each as `copy_to_guarded` does; what is one tensor stays one."""
+        """Copy each tensor as `copy_to_guarded` does; a tensor that occurs twice is copied once."""
         by_id = {id(each): each for each in tensors}
         copies = {key: self.copy_to_guarded(each, offset) for key, each in by_id.items()}
         return [copies[id(each)] for each in tensors]
 
     def allocate(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for a result, as torch.empty gives."""
+        """Allocate memory for a result, like torch.empty."""
         size = torch.Size(shape).numel() * dtype.itemsize
         memory = _poison(2 * GUARD + size, device)
         self.outputs.append((memory, GUARD, GUARD + size))
         return memory[GUARD : GUARD + size].view(dtype).view(shape)
 
     def check(self) -> None:
-        """Raise KernelFailure where an argument or a guard was written to."""
+        """Raise KernelFailure if an argument or a guard was written to."""
         for memory, before in self.inputs:
             if not torch.equal(memory, before):
                 raise KernelFailure("an input, or memory beside it, was changed")
@@ -59,7 +59,7 @@ class GuardedMemory:
                 raise KernelFailure("memory beside its output was written to")
 
     def shares(self, tensor: torch.Tensor) -> bool:
-        """Return whether a result lies in an argument's memory."""
+        """Return whether a result aliases an argument."""
         address = tensor.untyped_storage().data_ptr()
         return tensor.numel() > 0 and any(memory.data_ptr() == address for memory, _ in self.inputs)
 
@@ -75,8 +75,8 @@ def difference(
     exact: Callable[[], torch.Tensor | None] = lambda: None,
     passes: Passes = None,
 ) -> str | None:
-    """Describe the values that differ by more than the tolerance both from eager's and from the exact ones: a value
-    that rounds less than eager's is not wrong."""
+    """Describe the values that differ by more than the tolerance from both eager's and the exact values, since a value
+    that is more exact than eager's is correct."""
     if not actual.numel():
         return None
     close = _close(actual, expected, tolerance)
@@ -88,8 +88,8 @@ def difference(
 
 
 def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float, float]) -> torch.Tensor:
-    """Return a mask of the values within tolerance. The error of adding in another order is relative to the largest
-    value, not to the one that is left when terms cancel. NaN is equal to NaN alone, an infinity to itself."""
+    """Return a mask of the values within tolerance. The error of a reordered sum is relative to the largest value, not
+    to the result after cancellation. NaN equals only NaN, an infinity only itself."""
     rtol, atol = tolerance
     a, b = _wide(actual), _wide(expected)
     finite = b.abs()[b.isfinite()]
@@ -98,8 +98,8 @@ def _close(actual: torch.Tensor, expected: torch.Tensor, tolerance: tuple[float,
 
 
 def _as_near(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Return a mask of the values about as far from the exact ones as eager's are anywhere in the tensor: where terms
-    cancel, what is left is the rounding of numbers that are much larger."""
+    """Return a mask of the values whose error is comparable to eager's largest error in the tensor: where terms cancel,
+    the result is the rounding error of much larger numbers."""
     off = (_wide(expected) - _wide(exact)).abs()
     finite = off[off.isfinite()]
     worst = finite.max() if finite.numel() else 0.0

@@ -1,8 +1,8 @@
-"""Verification of kernels before they are trusted: each is compared with its reference, in a process of its own.
+"""Verification of kernels before they are trusted: each is compared with its reference, in a separate process.
 
-After a crash, a hang, an exception or a wrong value the program runs on without the kernel. An answer holds for the
-kernel's fingerprint (fingerprint.py): it is kept in memory and, where another process can know that it has the same
-kernel, on disk.
+After a crash, a hang, an exception or a wrong value the program continues without the kernel. An answer is valid for
+the kernel's fingerprint (fingerprint.py): it is cached in memory and, if another process can identify the same kernel,
+on disk.
 """
 
 import atexit
@@ -35,7 +35,7 @@ from forge.support.owner_only_store import user_cache
 
 FORMAT = 3
 HEAD = f"forge verdict {FORMAT}\n".encode()
-SIZE = 64 << 20  # bytes of all that are kept
+SIZE = 64 << 20  # the limit of the cache in bytes
 SECONDS = 60.0
 OK = "ok"
 NO_VALUES = "its values were not compared: the operator has no reference"
@@ -47,9 +47,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Verifier:
-    """Answers whether a kernel is right for a call: once for each kernel and metadata of arguments.
+    """Verifier of kernels for calls, once per kernel and metadata of the arguments.
 
-    seconds: how long a kernel may take for one sample.
+    seconds: the time limit of a kernel for one sample.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -62,7 +62,7 @@ class Verifier:
         _verifiers.add(self)
 
     def trust(self, kernels: Iterable[Kernel]) -> None:
-        """Take these kernels for right without verification."""
+        """Trust these kernels without verification."""
         self._trusted += kernels
 
     def verdict(self, kernel: Kernel, args: tuple, kwargs: dict) -> Decision:
@@ -101,21 +101,21 @@ class Verifier:
         return True
 
     def has_warned_of(self, reason: str) -> bool:
-        """Return whether a kernel failed for this reason, of which there was a warning then."""
+        """Return whether a kernel failed for this reason, and the failure was reported as a warning."""
         return reason in self._failed.values()
 
     def trusts(self, kernel: Kernel) -> bool:
-        """Return whether a kernel is right without verification."""
+        """Return whether a kernel is trusted without verification."""
         return any(kernel is each for each in self._trusted)
 
     @property
     def is_lasting(self) -> bool:
-        """Return whether another process would get the same answers."""
+        """Return whether another process would compute the same answers."""
         return not verifying.active and all(answer.lasting for answer in list(self._answers.values()))
 
     def identity(self, kernels: Iterable[Kernel]) -> str | Declined:
-        """Return a key of the kernels that are trusted; Declined for a verifier of a program's own, and while answers
-        may pass."""
+        """Return a key of the trusted kernels; Declined for a program's own verifier, and while an answer is not
+        lasting."""
         if self is not verifier:
             return decline("the kernels of this executor have a verifier of their own")
         if not self.is_lasting:
@@ -123,7 +123,7 @@ class Verifier:
         return repr([self.trusts(kernel) for kernel in kernels])
 
     def status(self, kernel: Kernel, device: torch.device) -> tuple[str, str]:
-        """Return "verified", "not verified yet", "declined" or "trusted", and the reason; nothing is run."""
+        """Return "verified", "not verified yet", "declined" or "trusted", and the reason, without running a kernel."""
         if self.trusts(kernel):
             return "trusted", "used without verification"
         subject = fingerprint(kernel)
@@ -143,7 +143,7 @@ class Verifier:
         return "verified", "; ".join([*notes, *([] if compares_values(kernel) else [NO_VALUES])])
 
     def answer(self, kernel: Kernel, question: Question) -> Answer:
-        """Return the answer from memory, from disk, or from a process."""
+        """Return the answer from memory, from disk, or from a verification process."""
         return self._answer(kernel, fingerprint(kernel), question)
 
     def _answer(self, kernel: Kernel, subject: Fingerprint, question: Question) -> Answer:
@@ -165,8 +165,8 @@ class Verifier:
         return answer
 
     def _ask(self, kernel: Kernel, question: Question, digest: str) -> Answer:
-        """Ask the worker about a kernel of files; else a fork, the worker by pickle, or this process: the first that
-        can."""
+        """Verify a kernel from files in the worker; else use the first that is possible of a fork, the worker with a
+        pickled kernel, and this process."""
         answer = None
         if kernel.origin.source is not None:
             answer = worker.ask(kernel, question, self.seconds, digest)
@@ -178,7 +178,7 @@ class Verifier:
         return self._verify_here(kernel, question) if answer is None else answer
 
     def _verify_here(self, kernel: Kernel, question: Question) -> Answer:
-        """Verify in this process; a crash happens in a fork before, where there can be one."""
+        """Verify in this process, after a run in a fork, if possible, which a crash would end instead."""
         if can_fork(gradients=False):
             answer = ask_fork(kernel, replace(question, gradients=False), self.seconds, _verify())
             if answer is not None and answer.reason is not None:
@@ -187,7 +187,7 @@ class Verifier:
 
 
 def _verify() -> Callable[..., Answer]:
-    # brings the OpInfos, which a program needs nowhere else
+    # imports the OpInfos, which a program needs nowhere else
     from forge.executors.hubex.verification.comparison import verify
 
     return verify
@@ -197,7 +197,7 @@ _verifiers: weakref.WeakSet[Verifier] = weakref.WeakSet()
 
 
 def _unlock() -> None:
-    """Replace locks in a fork of this process: the thread that held one is not there."""
+    """Replace locks in a fork of this process, since the thread that held one does not exist there."""
     for each in _verifiers:
         each._lock = threading.RLock()
 
@@ -207,14 +207,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def zero_accepted(answer: Answer) -> str | None:
-    """Return why a kernel that took no sample failed; None where it took one."""
+    """Return the reason of failure for a kernel that took no sample; None if it took one."""
     if answer.accepted:
         return None
     return f"failed verification: it took none of the samples{f'; {answer.rejected}' if answer.rejected else ''}"
 
 
 def verify_all(kernel: Kernel, verifier: Verifier) -> Iterator[tuple[str, ...]]:
-    """Yield (kernel, op, dtype, device, samples, verdict) for each declared dtype and each device that is here."""
+    """Yield (kernel, op, dtype, device, samples, verdict) for each declared dtype and each available device."""
     if not kernel.devices:
         yield kernel.name, kernel.operation, "-", "-", "0", "no device that it is for is here"
     for device in kernel.devices:
@@ -249,7 +249,7 @@ def _folder() -> Path:
 
 
 def _read(key: str) -> Answer | None:
-    """Return the answer on disk to exactly this question; None for a file that is not trusted, with a notice."""
+    """Return the answer on disk to exactly this question; None, with a notice, for an untrusted file."""
     path = _folder() / f"{key}.verdict"
     try:
         values = json.loads(owner_only_store.read(path, HEAD))
@@ -265,7 +265,7 @@ def _read(key: str) -> Answer | None:
 
 
 def _write(key: str, kernel: Kernel, answer: Answer) -> None:
-    """Write an answer whole or not at all; a cache that cannot be written is no error."""
+    """Write an answer atomically; a cache that is not writable is no error."""
     data: dict[str, Any] = {"key": key, "kernel": kernel.name, "op": kernel.entry.op, "answer": asdict(answer)}
     with contextlib.suppress(owner_only_store.UntrustedFile, OSError):
         owner_only_store.write(_folder() / f"{key}.verdict", HEAD, json.dumps(data).encode(), SIZE)
