@@ -1,4 +1,4 @@
-"""forge.bisect: which transform, executor or kernel makes the difference between a jitted function and eager."""
+"""forge.bisect: find the transform, executor or kernel that makes a jitted function differ from eager."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -101,8 +101,8 @@ class _BisectionTarget:
         self._expected = self._run(lambda target: target)
 
     def differs(self, jit: Callable[[Any], Any]) -> str | None:
-        """Return the difference of the compiled target's result from eager's, in words; None if there is none. An error
-        is a difference: eager raised none."""
+        """Describe the difference of the compiled target's results from eager's; return None if there is none. An error
+        is a difference, since eager raised none."""
         try:
             actual = self._run(jit)
         except Exception as error:
@@ -116,12 +116,12 @@ class _BisectionTarget:
         return None
 
     def call(self, jit: Callable[[Any], Any]) -> str | None:
-        """Return the first call that differs, where comparing each call finds one."""
+        """Return the first call that differs, or None if a comparison of each call finds none."""
         try:
             self._run(jit)
         except CheckError as error:
             return str(error)
-        except Exception:  # `differs` told of it
+        except Exception:  # `differs` reported it
             return None
         return None
 

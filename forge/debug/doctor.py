@@ -1,6 +1,6 @@
 """A check of this machine: versions, devices, compilers, caches, executors and kernels, each with a reason.
 
-`forge doctor` prints it; what a bug report needs is `forge doctor --json`.
+`forge doctor` prints it; `forge doctor --json` is the form for a bug report.
 """
 
 import importlib
@@ -32,13 +32,13 @@ State = Literal["ok", "absent", "problem"]
 PACKAGES = ("forge-jit", "triton", "nvfuser_direct", "kernels", "huggingface_hub", "transformers", "ninja")
 VARIABLES = ("FORGE_", "TORCH_LOGS", "TORCHINDUCTOR_", "HF_", "KERNELS_CACHE", "CXX", "CUDA_HOME", "OMP_NUM_THREADS")
 MARKS = {"ok": " ", "absent": "-", "problem": "!"}
-WIDTH = 16  # of the items
+WIDTH = 16  # the column width of the items
 SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. state: "absent" is no fault, "problem" is one that costs the user something."""
+    """One item of the check. state: "absent" is no fault; "problem" costs the user something."""
 
     section: str
     item: str
@@ -47,7 +47,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Return all findings, in the order in which they are shown. A question that fails is a finding, not an error."""
+    """Return all findings, in display order. A check that fails is a finding, not an error."""
     findings = []
     for section, look in SECTIONS.items():
         try:
@@ -59,7 +59,7 @@ def examine() -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> str:
-    """Return the findings as text, a section after the other; what costs the user something is marked."""
+    """Return the findings as text, by section, with problems marked."""
     lines = []
     for section in dict.fromkeys(each.section for each in findings):
         lines.append(section)
@@ -139,7 +139,7 @@ def _of_folder(folder: Path) -> tuple[State, str]:
     text = f"{folder}: {quantity(len(files), 'file')}, {_size(sum(path.stat().st_size for path in files))}"
     try:
         owner_only_store.check_folder(folder if folder.is_relative_to(user_cache()) else folder.resolve())
-    except owner_only_store.UntrustedFile as reason:  # as what is kept there would be
+    except owner_only_store.UntrustedFile as reason:  # the store would reject its files for the same reason
         return "problem", f"{text}, but {reason}"
     return ("ok", text) if os.access(folder, os.W_OK) else ("problem", f"{text}, but it cannot be written to")
 

@@ -1,9 +1,9 @@
-"""forge.jit(check="eager"): each value that a program computes beside the one that torch's own functions give for it.
+"""forge.jit(check="eager"): compare each value of a program with the result of torch's own functions.
 
-The recorded program runs first, call by call by torch alone; then the one that forge made of it, in which the result of
-every call is compared with the value of that name. So a transform, a pass, an executor or a kernel that changes a value
-is found at the first call whose result differs, fused or not. Arguments are compared with their values before
-the call: an implementation that overwrites them is found, too.
+The recorded program runs first, call by call and by torch only; then the compiled one, in which the result of every
+call is compared with the reference value of the same name. A transform, pass, executor or kernel that changes a value
+is thus found at the first call whose result differs, fused or not. Arguments are compared with their values before the
+call, which finds implementations that overwrite them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ from forge.ir.pytree import tensors
 from forge.torch_internals.dispatch import OpOverload
 from forge.transforms.dce import dce
 
-# How far two values may be apart, as a part of the largest value of the tensor, in a program that computes in a dtype:
-# the order in which numbers are added differs, and differences add up from call to call.
+# The tolerance of values by the program's dtype, relative to the largest value of the tensor: the order of additions
+# differs, and errors accumulate from call to call.
 _WITHIN = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-3, torch.complex64: 1e-3, torch.float16: 1e-2}
 _COARSEST = 5e-2
 _CANCELLED = 1e-2
@@ -37,12 +37,12 @@ class CheckedTrace:
     """A claimed trace that is compared with a reference as it runs."""
 
     def __init__(self, claimed: Trace, claims: Sequence[Claim], reference: Trace, phase: str) -> None:
-        """Take the reference: a trace of the same inputs, whose values of the same names are expected."""
+        """Set the reference: a trace of the same inputs, which computes the expected values under the same names."""
         self._claims = _by_output(claims)
         self._phase = phase
         self._within = tolerance_of(reference)
         self._expected: dict[str, torch.Tensor] = {}
-        self._operands: list[torch.Tensor | None] = []  # copies of what the call that runs was given
+        self._operands: list[torch.Tensor | None] = []  # copies of the current call's operands
         by_torch, claims = claim(dce(reference), [torchex])
         self._claims_by_torch = _by_output(claims)
         self._reference = _with_observer(by_torch, self._keep, self._before_opaque).python_callable()
@@ -53,7 +53,7 @@ class CheckedTrace:
         self.trace = _with_observer(claimed, self._compare, self._before)
 
     def wrap(self, function: Callable) -> Callable:
-        """Return `function`, which runs `trace`, behind a run of the reference."""
+        """Wrap `function`, which runs `trace`, to run the reference first."""
 
         def run(*inputs: Any) -> Any:
             with same_random_numbers(), torch.no_grad():
@@ -67,9 +67,9 @@ class CheckedTrace:
         return run
 
     def _before_opaque(self, bound: BoundSymbol) -> Note | None:
-        """Keep copies of what an opaque call of the reference is given, which it may change.
+        """Keep copies of the operands of an opaque call of the reference, which it may mutate.
 
-        All that reads it later would be compared with something else than eager gives.
+        Later consumers of a mutated operand would be compared with values that differ from eager's.
         """
         return self._before(bound) if Tag.OPAQUE in bound.all_tags else None
 
@@ -81,7 +81,7 @@ class CheckedTrace:
                 self._expected[proxy.name] = value.detach()
 
     def _before(self, bound: BoundSymbol) -> Note | None:
-        """Keep copies of what a call is given."""
+        """Keep copies of a call's operands."""
         if not _WRITES.isdisjoint(bound.all_tags):
             return None
 
@@ -93,7 +93,7 @@ class CheckedTrace:
     def _check_operands(
         self, bound: BoundSymbol, values: Sequence[torch.Tensor | None], claims: Mapping[str, Claim]
     ) -> None:
-        """Raise CheckError where a call has overwritten what it was given."""
+        """Raise CheckError if a call has overwritten its operands."""
         operands, self._operands = self._operands, []
         for proxy, value, before in zip(_tensors((bound.args, bound.kwargs)), values, operands, strict=False):
             if value is None or before is None or proxy.name in self._to_write_to:
@@ -128,12 +128,12 @@ class CheckedTrace:
     def _compare(self, bound: BoundSymbol, outputs: int, *values: torch.Tensor) -> None:
         self._check_operands(bound, values[outputs:], self._claims)
         for proxy, value in zip(_tensors(bound.output), values[:outputs], strict=True):
-            if value is None:  # attention's own notes, which this kernel of it does not make
+            if value is None:  # a residual of attention that this kernel does not compute
                 continue
             expected = self._expected.get(proxy.name)
             reason = _metadata_differs(proxy, value)
             if reason is None and expected is not None and Tag.UNINITIALIZED in bound.all_tags:
-                value.copy_(expected)  # whatever was there: what is left of it is compared later
+                value.copy_(expected)  # overwrite any garbage: the remaining values are compared later
             elif reason is None and expected is not None:
                 reason = differs(value, expected, self._within, largest(values[outputs:]))
             if reason is not None:
@@ -162,7 +162,7 @@ class CheckedTrace:
 
 
 class _CallDescription:
-    """A call in words: its operation, its executor, and its source."""
+    """The description of a call: its operation, its executor, and its source."""
 
     def __init__(self, bound: BoundSymbol, owner: Claim | None) -> None:
         self.executor = owner.executor if owner else bound.symbol.id.partition(".")[0]
@@ -191,8 +191,8 @@ def _advice(bound: BoundSymbol) -> str:
 
 
 def _with_observer(trace: Trace, see: Callable, before: Callable[[BoundSymbol], Note | None] | None = None) -> Trace:
-    """Return the trace with a call of `see` after each call that gives tensors: the call, how many tensors it gives,
-    these, and the tensors that it was given. before: gives what is noted before such a call."""
+    """Return the trace with a call of `see` after each call that returns tensors, with the arguments call, number of
+    results, results, and operands. before: returns the note that runs before such a call."""
 
     def first(number: int, bound: BoundSymbol) -> Note | None:
         return before(bound) if before is not None and _tensors(bound.output) else None
@@ -211,7 +211,7 @@ def _tensors(tree: Any) -> list[TensorProxy]:
 
 
 def in_words_of(tensor: torch.Tensor) -> str:
-    """Return a tensor's metadata, as a proxy's."""
+    """Return a tensor's metadata in the notation of proxies."""
     return in_words(TensorProxy("t", tuple(tensor.shape), tensor.dtype, tensor.device))
 
 
@@ -236,7 +236,7 @@ def largest(values: Iterable[torch.Tensor | None]) -> float:
 
 
 def tolerance_of(trace: Trace) -> float:
-    """Return the tolerance of a program's values: that of the coarsest dtype that it computes in."""
+    """Return the tolerance of a program's values, which follows from the coarsest dtype of its computations."""
     results = [proxy for bound in trace.bound_symbols for proxy in _tensors(bound.output)]
     return tolerance(proxy.dtype for proxy in (*results, *_tensors(trace.inputs)))
 
@@ -248,9 +248,9 @@ def tolerance(dtypes: Iterable[torch.dtype]) -> float:
 
 
 def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around: float) -> str | None:
-    """Return a value's difference from eager's, in words; None where they are near: within a part of the largest value.
-    NaN is as NaN. around: how large the numbers are that it was made of: what cancels out is zero but for their
-    rounding."""
+    """Describe a value's difference from eager's; return None within the tolerance, relative to the largest value. NaN
+    equals NaN. around: the magnitude of the operands, since a result that cancels to zero keeps their rounding
+    error."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return f"{in_words_of(actual)} where eager gives {in_words_of(expected)}"
     if actual.numel() == 0:
@@ -269,7 +269,7 @@ def differs(actual: torch.Tensor, expected: torch.Tensor, within: float, around:
 
 
 def copy_as_leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor as a leaf of its own, in the same layout; one whose elements share memory is dense."""
+    """Copy a tensor to a new leaf of the same layout, or to a dense one if its elements share memory."""
     shares = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
     if shares:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
@@ -279,7 +279,7 @@ def copy_as_leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """Set torch's generators back to where they were, at the end."""
+    """Restore the state of torch's generators at exit."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=list(devices)):
         yield

@@ -1,5 +1,5 @@
-"""forge.jit(edit=folder): the programs that run, as files; what a file says after it was edited runs in place of what
-forge generated."""
+"""forge.jit(edit=folder): write the programs that run to files; the text of an edited file runs instead of the
+generated text."""
 
 import hashlib
 import os
@@ -19,10 +19,10 @@ class EditError(RuntimeError):
 
 
 def apply_edits(trace: Trace, folder: str | os.PathLike[str]) -> tuple[Callable, Trace]:
-    """Return the callable of a trace, and the trace, whose text is the file's where that was edited.
+    """Return the callable of a trace, and the trace, with the text of the file if that was edited.
 
     The file's name has the program's name and a hash of the generated text, regions' calls included, so that an edited
-    file does not stand for another program. Raises EditError, and OSError where the file cannot be read or written.
+    file never applies to another program. Raises EditError, and OSError if the file cannot be read or written.
     """
     code = trace.python_source()
     text, scope = trace.as_file(lambda bound: isinstance(bound.symbol.executor, FusionExecutor))

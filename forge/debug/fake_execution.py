@@ -1,8 +1,8 @@
-"""A compiled program is run on fake tensors: the operators of each of its calls, and the memory that is alive.
+"""Execution of a compiled program on fake tensors: the operators of each call, and the live memory.
 
-Nothing is allocated, computed or sent. The generated text runs, so that a value lives for as long as it does on a
-device. A fused region is one operator that makes its results, and so is a function that is neither torch's nor forge's:
-what they allocate meanwhile is not known.
+Nothing is allocated, computed or sent. The generated text runs, so that lifetimes are the same as on a device. A fused
+region counts as one operator that allocates its results, and so does a function that is neither torch's nor forge's:
+their temporary memory is unknown.
 """
 
 import weakref
@@ -30,7 +30,7 @@ from forge.torch_internals.tensors import storage_id
 
 aten = torch.ops.aten
 _ALLOCATE = frozenset({aten.empty, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_like})
-_LOOK_UP = frozenset({aten.embedding, aten.index, aten.index_select, aten.gather})  # read what they return
+_LOOK_UP = frozenset({aten.embedding, aten.index, aten.index_select, aten.gather})  # read as much as they return
 TEMPORARIES, ACTIVATIONS, GATHERED, REDUCING, GRADIENTS = (
     "temporaries",
     "activations",
@@ -41,7 +41,7 @@ TEMPORARIES, ACTIVATIONS, GATHERED, REDUCING, GRADIENTS = (
 
 
 class PlannedRegions(FusionExecutor):
-    """A fusion executor that cuts the regions of another one, and compiles none of them: each makes its results."""
+    """A fusion executor that forms the regions of another one without compiling them: each allocates its results."""
 
     def __init__(self, planned: FusionExecutor) -> None:
         super().__init__(planned.name)
@@ -77,7 +77,7 @@ def _empty(proxy: TensorProxy) -> torch.Tensor:
 
 
 def _value(leaf: Any) -> Any:
-    """Return a value in the place of a proxy: a tensor, or a number as it was when the program was captured."""
+    """Return a value for a proxy: a tensor, or the number at capture time."""
     if isinstance(leaf, TensorProxy):
         return _empty(leaf)
     if isinstance(leaf, NumberProxy):
@@ -86,8 +86,8 @@ def _value(leaf: Any) -> Any:
 
 
 class Kernel(NamedTuple):
-    """An operator that runs on the device: its floating point operations, in which dtype, and the bytes that it reads
-    and writes."""
+    """An operator that runs on the device: its floating-point operations, their dtype, and the bytes that it reads and
+    writes."""
 
     flops: int
     dtype: torch.dtype
@@ -95,14 +95,14 @@ class Kernel(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The most bytes that were alive at once beside the program's inputs, by what they are for."""
+    """The peak of live bytes, without the program's inputs, by use."""
 
     bytes: int
     by_use: dict[str, int]
 
 
 class FakeCall(NamedTuple):
-    """A call of a program, as it ran on fake tensors, by its position in the trace."""
+    """A call of a program that ran on fake tensors, by its position in the trace."""
 
     position: int
     kernels: list[Kernel]
@@ -117,7 +117,7 @@ class FakeRun(NamedTuple):
 
 
 class _Watch(TorchDispatchMode):
-    """Notes each operator, and the memory of what it makes, from its first tensor to the end of its last."""
+    """A dispatch mode that records each operator and the memory of its results over their lifetime."""
 
     def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class _Watch(TorchDispatchMode):
             self.peak = Peak(total, {use: size for use, size in self.alive.items() if size})
 
     def use(self, values: Iterable[Any], use: str, instead_of: Sequence[str]) -> None:
-        """Say what the memory of tensors is for, where it was counted as something else."""
+        """Reassign the memory of tensors to another use."""
         for each in values:
             key = storage_id(each) if isinstance(each, torch.Tensor) else None
             if key is not None and self._uses.get(key) in instead_of:
@@ -171,7 +171,7 @@ class _Watch(TorchDispatchMode):
                 self._uses[key] = use
 
     def begin(self) -> None:
-        """Begin another trace: the peak is that of what is alive from now on."""
+        """Begin another trace: reset the peak to the memory that is live now."""
         self.peak = Peak(0, {})
         self._note_peak()
 
@@ -181,12 +181,12 @@ class _Watch(TorchDispatchMode):
 
 
 def _bytes(values: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of tensors; of one that is expanded, those in memory."""
+    """Return the bytes of tensors; expanded dims count once."""
     return sum(min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in values)
 
 
 class _Runner:
-    """Runs one trace under a watch."""
+    """The run of one trace under a watch."""
 
     def __init__(self, trace: Trace, watch: _Watch, saved: Iterable[str]) -> None:
         self.trace = trace.derive(trace.stage, list(map(_as_fake, trace.bound_symbols)))
@@ -195,7 +195,7 @@ class _Runner:
         self.calls: list[FakeCall] = []
 
     def run(self, inputs: list[Any]) -> tuple[Any, FakeRun]:
-        """Return the results, and the run. Of a backward, `inputs` is one list, which it empties."""
+        """Return the results and the run. For a backward, `inputs` is one list, which it empties."""
         self.watch.begin()
         result = instrument(self.trace, "on fake tensors", self.note).python_callable()(*inputs)
         return result, FakeRun(
@@ -208,7 +208,7 @@ class _Runner:
         return partial(self.see, number, bound), (tuple(tensors(bound.output)),)
 
     def see(self, number: int, bound: BoundSymbol, results: Sequence[Any]) -> None:
-        """Note the call that just ran, and what the memory that it made is for."""
+        """Record the call that just ran, and the use of the memory that it allocated."""
         kernels = self.watch.take_kernels()
         if getattr(bound.symbol.op, "func", None) in (_region, _fake_results):
             read = tensors((bound.args, bound.kwargs, bound.output))
@@ -227,7 +227,7 @@ class _Runner:
 
 
 def _as_fake(bound: BoundSymbol) -> BoundSymbol:
-    """Return a call that runs on fake tensors: one that makes its results in the place of a function of others."""
+    """Return a call that runs on fake tensors: a third-party function becomes an allocation of its results."""
     symbol = bound.symbol
     if symbol is REINTERPRETED:
         return bound.replace(symbol=_with_op(symbol, _as_strided))
@@ -237,7 +237,7 @@ def _as_fake(bound: BoundSymbol) -> BoundSymbol:
 
 
 def _as_strided(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
-    """Return a view of a fake tensor, which has no memory to be interpreted in another way."""
+    """Return a view of a fake tensor, which has no memory to reinterpret."""
     return x.as_strided(shape, strides, x.storage_offset() + offset)
 
 
@@ -260,8 +260,8 @@ def _watching(inputs: Callable[[], list[Any]]) -> Iterator[tuple[_Watch, list[An
 def run_on_fake_tensors(forward: Trace, backward: Trace) -> tuple[FakeRun, FakeRun]:
     """Return the runs of a training program's final traces.
 
-    The forward gives (results, saved tensors, saved numbers). Its results are freed before the backward begins, which
-    takes one list, of what was saved and a gradient of each of the results that it starts from.
+    The forward returns (results, saved tensors, saved numbers). Its results are freed before the backward, which takes
+    one list of the saved values and the gradient of each result from which it starts.
     """
     saved = {each.name for each in tensors(forward.output[1])}
     with _watching(lambda: list(map(_value, forward.inputs))) as (watch, inputs):

@@ -1,5 +1,5 @@
-"""A program's results and gradients beside those of the captured graph in eager: what comparing its calls with torch's
-functions cannot find is a call that was recorded, decomposed or differentiated wrongly."""
+"""Comparison of a program's results and gradients with the captured graph in eager. It finds calls that were recorded,
+decomposed or differentiated wrongly, which a comparison of calls with torch's functions cannot."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,8 +13,8 @@ from forge.torch_internals.pytree import tensor_leaves
 
 
 def against_eager(call: Callable, eager: Callable, program: Program) -> Callable:
-    """Return `call` with a check: CheckError for a result, a changed input or a gradient that is not as `eager`'s.
-    Gradients are not compared where the program changes an input that requires one."""
+    """Wrap `call` to raise CheckError for a result, a mutated input or a gradient that differs from `eager`'s.
+    Gradients are not compared if the program mutates an input that requires one."""
     names, mutated = program.trace.input_names, program.mutated
     compare = _Comparison(tolerance_of(program.trace))
 
@@ -38,7 +38,7 @@ def against_eager(call: Callable, eager: Callable, program: Program) -> Callable
 
 
 class _Comparison:
-    """Raises CheckError for the first tensor that differs. within: as of `differs`."""
+    """A comparison that raises CheckError for the first tensor that differs. within: as for `differs`."""
 
     def __init__(self, within: float) -> None:
         self._within = within
@@ -60,7 +60,7 @@ class _Comparison:
 
 
 class _Gradients:
-    """A recorder of gradients on their way through a program: those of its results, and those of its inputs."""
+    """A recorder of the gradients of a program's results and inputs during the backward."""
 
     def __init__(
         self, compare: _Comparison, names: Sequence[str], copies: Sequence[Any], expected: Sequence[torch.Tensor]
@@ -73,14 +73,14 @@ class _Gradients:
         self._incoming: dict[int, torch.Tensor] = {}
 
     def gate_inputs(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the inputs, those that require a gradient through a gate."""
+        """Return the inputs, with a gate on each that requires a gradient."""
         places = [i for i, each in enumerate(inputs) if isinstance(each, torch.Tensor) and each.requires_grad]
         views = _In.apply(self, places, *[inputs[i] for i in places])
         gates = dict(zip(places, views, strict=True))
         return [gates.get(i, each) for i, each in enumerate(inputs)]
 
     def hook_outputs(self, result: Any) -> Any:
-        """Return the result, whose tensors with a gradient tell it."""
+        """Return the result, with hooks that record the gradients of its tensors."""
         for index, tensor in enumerate(tensor_leaves(result)):
             if tensor.requires_grad:
                 tensor.register_hook(lambda grad, index=index: self._incoming.__setitem__(index, grad))
@@ -105,7 +105,7 @@ class _Gradients:
 
 
 class _In(torch.autograd.Function):
-    """Nothing, forward; the gradients that come out of a program, backward."""
+    """The identity in the forward; a recorder of the program's input gradients in the backward."""
 
     @staticmethod
     def forward(ctx: Any, gradients: _Gradients, places: list[int], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

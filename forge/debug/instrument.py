@@ -11,10 +11,10 @@ MakeNote = Callable[[int, BoundSymbol], Note | None]
 
 
 def instrument(trace: Trace, stage: str, note: MakeNote, before: MakeNote | None = None) -> Trace:
-    """Return the trace with a call after each of its own.
+    """Return the trace with a call inserted after each of its calls.
 
-    note: gives, for a call's number and the call, the function to call and the program's values to pass to it; None for
-    no call. before: the same for a call in front of it.
+    note: maps a call's number and the call to the function to insert and the program's values to pass to it; None to
+    insert nothing. before: the same for a function inserted before the call.
     """
     calls: list[BoundSymbol] = []
     for number, bound in enumerate(trace.bound_symbols):

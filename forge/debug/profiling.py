@@ -1,10 +1,10 @@
-"""forge.explain(profile=True): what each call of a compiled program takes.
+"""forge.explain(profile=True): the time and memory of each call of a compiled program.
 
-The program runs again, on tensors like those that it was compiled for: random floats, zeros where they may be an index,
-a symbolic size as long as it was when the program was captured. A clock is read after each call; on a GPU it is the
-device's own, so that a call takes until the device has done its work or, where it waits for Python, until the next
-begins. An opaque call runs where it is torch's own and takes such values; else there are values like its results in its
-place, and it is not measured. Neither is a call that communicates: other processes do not run the program again.
+The program runs again, on tensors with the metadata that it was compiled for: random floats, zeros for integers, which
+may be indices, and symbolic sizes at their hints from capture. A clock is read after each call; on a GPU it is a device
+event, so that a call lasts until the device has finished it or, if the device waits for Python, until the next begins.
+An opaque call runs if it is torch's own and takes such values; else a stub returns values like its results, and it is
+not measured. Calls that communicate are not measured either: other processes do not run the program again.
 """
 
 import statistics
@@ -36,15 +36,15 @@ from forge.torchlang.opaque import run_opaque_backward, run_opaque_forward
 from forge.transforms.makers import innermost
 
 _TORCHS = ("torch.ops.aten.", "torch.ops.prims.", "operator.", "math.")
-SECONDS = 1.0  # that a program is run for, about
+SECONDS = 1.0  # the approximate time for which a program is run
 _OWN = frozenset({prims.copy_, prims.copy_data_, prims.set_grad_enabled, prims.no_derivative})  # on its own tensors
 _WARM, _FEWEST, _MOST = 2, 3, 25
 
 
 class Opaque:
-    """An opaque call of a profiled program. A function that is not torch's may do more than compute: it does not run.
+    """An opaque call of a profiled program. A function that is not torch's may have side effects, so it does not run.
 
-    left_out: why there are values like its results in its place. is_backward: of another one, which runs if that did.
+    left_out: why values like its results replace it. is_backward: it is the backward of another, and runs if that did.
     """
 
     def __init__(self, bound: BoundSymbol) -> None:
@@ -68,8 +68,8 @@ class Opaque:
 
 
 def _is_torchs(function: Any) -> bool:
-    """Return whether a function, or all that a graph calls, is torch's own."""
-    while hasattr(function, "function"):  # in a grad mode, under autocast, on copies
+    """Return whether a function, or every function that a graph calls, is torch's own."""
+    while hasattr(function, "function"):  # unwrap grad mode, autocast, copies of arguments
         function = function.function
     if isinstance(function, torch.fx.GraphModule):
         return all(isinstance(node.target, str) or _is_torchs(node.target) for node in function.graph.nodes)
@@ -78,14 +78,14 @@ def _is_torchs(function: Any) -> bool:
 
 
 def _result(leaf: Any) -> Any:
-    """Return a value like a result; None for torch's graph of a call."""
+    """Return a value like a result; None for a call's autograd graph."""
     if isinstance(leaf, (TensorProxy, NumberProxy)):
         return _value(leaf)
     return None if isinstance(leaf, Proxy) else leaf
 
 
 class Stub:
-    """A call that communicates, of a profiled program: it gives values like its results."""
+    """The stub of a call that communicates: it returns values like its results."""
 
     def __init__(self, bound: BoundSymbol) -> None:
         self._output = bound.output
@@ -95,7 +95,7 @@ class Stub:
 
 
 def _with_stubs(trace: Trace) -> Trace:
-    """Return the trace with each opaque call as one of an Opaque, and each that communicates as one of a Stub."""
+    """Return the trace with each opaque call replaced by an Opaque, and each communicating call by a Stub."""
 
     def replace(bound: BoundSymbol) -> BoundSymbol:
         opaque = Tag.OPAQUE in bound.all_tags
@@ -108,8 +108,8 @@ def _with_stubs(trace: Trace) -> Trace:
 
 
 class Cost(NamedTuple):
-    """Time and memory of one call. outputs: the names that it makes. seconds: the median over runs. bytes: of the
-    memory that its results hold and its arguments do not."""
+    """Time and memory of one call. outputs: the names of its results. seconds: the median over runs. bytes: the memory
+    of its results that is not its arguments'."""
 
     call: str
     outputs: tuple[str, ...]
@@ -118,7 +118,7 @@ class Cost(NamedTuple):
 
 
 def can_profile(*traces: Trace) -> Decision:
-    """Return whether running a program again does nothing but compute, on tensors of its own."""
+    """Return whether a program can run again without side effects, on separate tensors."""
     for bound in (bound for trace in traces for bound in trace.bound_symbols):
         if isinstance(bound.symbol.op, Graph):
             return decline("the program runs as CUDA graphs, which are one call")
@@ -130,11 +130,11 @@ def can_profile(*traces: Trace) -> Decision:
 
 
 def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], list[Cost]], list[str]]:
-    """Return the costs of a program's calls, and of its backward's, in the order in which they run; and the opaque
-    calls that were not measured, with the reasons.
+    """Return the costs of the calls of a program and its backward, in execution order; and the opaque calls that were
+    not measured, with the reasons.
 
-    forward, backward: what was claimed and runs. Where there is a backward, the forward gives (outputs, saved tensors,
-    saved numbers), and the backward takes one list, of what was saved and the gradients.
+    forward, backward: the claimed traces that run. If there is a backward, the forward returns (outputs, saved tensors,
+    saved numbers), and the backward takes one list of the saved values and the gradients.
     """
     forward, backward = _with_stubs(forward), backward and _with_stubs(backward)
     devices = {proxy.device for trace in (forward, backward) if trace is not None for proxy in _all_tensors(trace)}
@@ -167,15 +167,15 @@ def costs(forward: Trace, backward: Trace | None) -> tuple[tuple[list[Cost], lis
 
 
 class _Counters:
-    """The integers that a program writes to, which may be an index: the position in a cache, which each run moves on.
-    Made before the first run."""
+    """The integer tensors to which a program writes. They may be indices, such as the position in a cache, which each
+    run advances. Created before the first run."""
 
     def __init__(self, inputs: list[Any]) -> None:
         whole = [x for x in inputs if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex())]
         self._before = [(x, x.clone(), version_of(x)) for x in whole]
 
     def restore(self) -> None:
-        """Give those that were written to the values that they had."""
+        """Restore the initial values of the tensors that were written."""
         for x, before, version in self._before:
             if version_of(x) != version:
                 x.copy_(before)
@@ -198,9 +198,9 @@ def _run(watched: Sequence["_Clock | _Sizes | None"], inputs: list[Any]) -> None
 
 
 def _value(proxy: Proxy) -> Any:
-    """Return a value for an input, as it was when the program was compiled."""
+    """Return a value for an input, like the one for which the program was compiled."""
     if isinstance(proxy, NumberProxy):
-        return hint_of(cast(Dim, proxy.value))  # of other numbers, the value
+        return hint_of(cast(Dim, proxy.value))  # for a number that is not symbolic, its value
     assert isinstance(proxy, TensorProxy)
     shape = tuple(map(hint_of, proxy.shape))
     strides = tuple(map(hint_of, contiguous(shape) if proxy.strides is None else proxy.strides))
@@ -218,15 +218,16 @@ class _InstrumentedTrace:
         self._function = self.trace.python_callable()
 
     def note_arguments(self, bound: BoundSymbol) -> tuple:
-        """Return the values of the program that a call's note takes."""
+        """Return the program's values that the note of a call takes."""
         return ()
 
     def see(self, number: int, *values: Any) -> None:
-        """Note the state after call `number`."""
+        """Record the state after call `number`."""
         raise NotImplementedError
 
     def run(self, inputs: list[Any]) -> Any:
-        """Return the program; of a backward, `inputs` is one list. One that gives its results in parts gives None."""
+        """Run the program. For a backward, `inputs` is one list. A program that yields its results in parts returns
+        None."""
         result = self._function(*inputs)
         if isinstance(result, GeneratorType):
             for _ in result:
@@ -236,7 +237,7 @@ class _InstrumentedTrace:
 
 
 class _Sizes(_InstrumentedTrace):
-    """bytes: of the memory that each call's results hold and its arguments do not, by number."""
+    """The memory of each call. bytes: by number, the memory of its results that is not its arguments'."""
 
     def __init__(self, trace: Trace) -> None:
         self.bytes: dict[int, int] = {}
@@ -254,7 +255,7 @@ class _Sizes(_InstrumentedTrace):
 
 
 class _Clock(_InstrumentedTrace):
-    """The time of each call, without those that delete values or pass them on."""
+    """The time of each call, except calls that only delete or forward values."""
 
     def __init__(self, trace: Trace, gpu: torch.device | None) -> None:
         self._gpu = gpu
@@ -287,7 +288,7 @@ class _Clock(_InstrumentedTrace):
         return result
 
     def costs(self, sizes: dict[int, int]) -> list[Cost]:
-        """Return the costs of the calls that are no deletions."""
+        """Return the costs of the calls that are not deletions."""
         return [
             Cost(bound.symbol.id, tuple(bound.outputs), statistics.median(self._times[number]), sizes.get(number, 0))
             for number, bound in enumerate(self.calls)

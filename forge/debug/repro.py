@@ -1,4 +1,4 @@
-"""forge.repro: a script of its own that runs what forge compiled, without the model that it was compiled from."""
+"""forge.repro: a standalone script that runs a compiled graph without its model."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ from forge.ir.proxies import Dim, hint_of
 from forge.ir.pytree import proxies
 from forge.ir.strides import contiguous
 
-_LARGEST = 256  # elements of a constant that is written out
+_LARGEST = 256  # the most elements of a constant that is written as a literal
 _SCRIPT = '''"""{name}: {calls} calls of torch that forge compiled, in the order in which they were recorded.
 
 Written by forge.repro, with torch {torch} and Python {python}. The inputs have the shapes, dtypes, strides and devices
@@ -134,7 +134,7 @@ def _script(handle: JitHandle, report: CompileReport) -> str:
 
 
 def _of_torch(trace: Trace) -> Trace:
-    """Return the trace with every call torch's own, and what it reads beside its inputs among them."""
+    """Return the trace with all calls run by torch, and with the values that it reads besides its inputs as inputs."""
     read = {name for bound in trace.bound_symbols for name in bound.inputs}.union(trace.output_names)
     constants = [trace.constant_proxy(name) for name in trace.constants if name in read]
     new = trace.derive("recorded", [], inputs=[*trace.inputs, *constants])
@@ -145,8 +145,7 @@ def _of_torch(trace: Trace) -> Trace:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether the function of a call by that name is one of Python's or torch's that gives what the call
-    gives."""
+    """Return whether a name is that of a function of Python or torch that returns its result, and is not in-place."""
     return name.partition(".")[0] in ("torch", "operator") and name != "operator.setitem" and not name.endswith("_")
 
 
@@ -170,7 +169,7 @@ def _options(handle: JitHandle) -> Iterator[tuple[str, Any]]:
 
 
 def _left_out(handle: JitHandle, options: dict[str, Any]) -> Iterator[str]:
-    """Yield the options that change what runs and cannot be written, or only in part: each with what is missing."""
+    """Yield the options that affect execution and cannot be written in full, each with the missing part."""
     keywords = handle.again.keywords if handle.again is not None else {}
     for name in ("executors", "transforms", "kernels", "layers"):
         value = keywords.get(name)
@@ -186,7 +185,7 @@ def _left_out(handle: JitHandle, options: dict[str, Any]) -> Iterator[str]:
 
 
 def _label(value: Any) -> str:
-    """Return a value in a line: its name, else its type."""
+    """Return a short label of a value: its name, else its type."""
     name = getattr(value, "name", None) or getattr(value, "__name__", None)
     text = name if isinstance(name, str) else repr(value) if isinstance(value, (str, bool, Path)) else None
     return " ".join((text or f"a {type(value).__name__}").replace('"""', "").replace("\\", "/").split())
@@ -195,7 +194,7 @@ def _label(value: Any) -> str:
 def _input(proxy: Proxy, recorded: Trace) -> str:
     """Return a line of Python that makes a value for an input."""
     if isinstance(proxy, NumberProxy):
-        return repr(hint_of(cast(Dim, proxy.value)))  # of other numbers, the value
+        return repr(hint_of(cast(Dim, proxy.value)))  # for a number that is not symbolic, its value
     assert isinstance(proxy, TensorProxy)
     constant = recorded.constants.get(proxy.name)
     if constant is not None and constant.numel() <= _LARGEST and not constant.dtype.is_complex:

@@ -1,8 +1,8 @@
-"""A training step of many processes, simulated by one: memory, messages and exposed communication.
+"""Simulation of a training step of many processes in one: memory, messages and exposed communication.
 
-The program is compiled as ever, for a CPU, and runs on fake tensors (forge/debug/fake_execution.py). Each call takes as
-long as a roofline says, on one stream; messages take their turn on another, from their start call on. A wait is exposed
-where its message is not there yet.
+The program is compiled as usual, for a CPU, and runs on fake tensors (forge/debug/fake_execution.py). A roofline model
+gives the time of each call, on one stream; messages queue on another, from their start call on. A wait is exposed if
+its message has not arrived.
 
 Source: S. Williams et al., Roofline (2009); NCCL's model of a ring with the protocol Simple (src/graph/tuning.cc,
 ncclTopoTuneModel), for latencies.
@@ -218,8 +218,8 @@ class Simulation:
         return "\n".join(_lines(self))
 
 
-class _Compiled(BaseException):  # which no handler of a failed compilation takes
-    """Ends a call once its program is compiled."""
+class _Compiled(BaseException):  # which no handler of a failed compilation catches
+    """The exception that ends a call once its program is compiled."""
 
     def __init__(self, report: CompileReport) -> None:
         self.report = report
@@ -310,13 +310,13 @@ def simulate(
 
 
 def _parameters_of(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters, each once, as they are: reading an attribute may gather one."""
+    """Return the parameters, each once, without attribute access, which may gather one."""
     parameters = [each for child in module.modules() for each in parameters_of(child).values() if each is not None]
     return list({id(each): each for each in parameters}.values())
 
 
 def _local_bytes(parameter: torch.Tensor, rank: int) -> int:
-    """Return the bytes of a rank's part of a parameter; of one that is cut otherwise than in rows, this rank's."""
+    """Return the bytes of a rank's shard of a parameter; this rank's, if it is not sharded by rows."""
     if not isinstance(parameter, DTensor):
         return _bytes(parameter)
     if parameter.device_mesh.ndim != 1 or parameter.placements != (Shard(0),):
@@ -335,7 +335,7 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Ten
 
 
 def _compile(again: partial, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CompileReport:
-    """Return the report of the program of a call, compiled for a CPU with its regions planned alone."""
+    """Return the report of a call's program, compiled for a CPU with regions that are planned but not compiled."""
     executors = list(map(_planned, resolve_executors(again.keywords["executors"])))
     options = {"cache": False, "cuda_graphs": False, "select": "order", "mode": None, "check": None, "edit": None}
     own = again(executors=executors, fullgraph=True, dynamic=False, **options)
@@ -360,7 +360,7 @@ def _end(report: CompileReport) -> None:
 
 
 class _OnItsWay(NamedTuple):
-    """A message between its start and its wait."""
+    """A message in flight, between its start and its wait."""
 
     collective: Collective
     start: float
@@ -368,16 +368,16 @@ class _OnItsWay(NamedTuple):
 
 
 class _Clock:
-    """The times of the device and of the stream of messages, in seconds since the step began."""
+    """The clocks of the device and of the message stream, in seconds since the step began."""
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
         self._now = 0.0
-        self._stream = 0.0  # when the last message is there
+        self._stream = 0.0  # the arrival time of the last message
         self._on_their_way: list[_OnItsWay] = []
 
     def run(self, name: str, run: FakeRun, collectives: Sequence[Collective], alive: Mapping[str, int]) -> Phase:
-        """Return the phase of a trace that ran. alive: the bytes that are there all the time, by use."""
+        """Return the phase of a trace that ran. alive: the bytes that are live throughout, by use."""
         begin, last = self._now, run.calls[-1].position
         started = defaultdict(list)
         for each in collectives:
@@ -388,25 +388,25 @@ class _Clock:
             messages += self._wait(name, position)
             compute += self._compute(kernels)
             self._on_their_way += map(self._send, started[position])
-            messages += self._wait(name, position)  # for what the call started itself
+            messages += self._wait(name, position)  # for messages that the call itself started
         messages.sort(key=lambda message: message.start)
         exposed = sum(message.exposed for message in messages)
         peak = sum(alive.values()) + run.peak.bytes
         return Phase(name, self._now - begin, compute, exposed, peak, {**alive, **run.peak.by_use}, messages)
 
     def step(self, parameters: int, tensors: int, alive: Mapping[str, int]) -> Phase:
-        """Return the phase of an optimizer, which reads a gradient and updates a parameter and `tensors` others."""
+        """Return the phase of an optimizer, which reads gradients and updates each parameter and `tensors` states."""
         seconds = self._compute([Kernel(0, torch.float32, (3 + 2 * tensors) * parameters)])
         return Phase("optimizer", seconds, seconds, 0.0, sum(alive.values()), alive, [])
 
     def _compute(self, kernels: Sequence[Kernel]) -> float:
-        """Return the time of kernels, after which it is now."""
+        """Advance the device's clock by the time of kernels, and return that time."""
         seconds = sum(map(self._hardware.compute_seconds, kernels))
         self._now += seconds
         return seconds
 
     def _send(self, collective: Collective) -> _OnItsWay:
-        """Start a message when what it sends is there and the one before it has ended."""
+        """Start a message when its data is available and the previous message has ended."""
         group = process_group(collective.group)
         ranks = [0] if group is None else torch.distributed.get_process_group_ranks(group)
         start = max(self._now, self._stream)

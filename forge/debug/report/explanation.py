@@ -1,4 +1,4 @@
-"""forge.explain: what became of every operation, and why."""
+"""forge.explain: the executor of every operation, with the reasons."""
 
 import dataclasses
 import json
@@ -93,7 +93,7 @@ class Explanation:
         self.shortened = False
         self.costs: list[CostRow] = []
         self.unprofiled: list[str] = []
-        self._programs: list[weakref.ref[CompileReport] | None] = []  # of each graph, for the page alone
+        self._programs: list[weakref.ref[CompileReport] | None] = []  # one per graph, only for the page
         for record in records:
             self._add(record)
         if self.ungiven:
@@ -151,7 +151,7 @@ class Explanation:
             )
 
     def _time_overlap(self, number: int, phase: str, trace: Trace, seconds: Mapping[str, float]) -> None:
-        """Add the time of the calls that compute while a collective of a trace is on its way."""
+        """Add the time of the calls that overlap with each collective of a trace."""
         places = [i for i, each in enumerate(self.collectives) if (each.graph, each.phase) == (number, phase)]
         for place, each in zip(places, collectives_of(trace), strict=True):
             calls = overlap(trace, each.start, each.wait)
@@ -228,7 +228,7 @@ class Explanation:
         return page.frame(self, self._still_there())
 
     def _still_there(self) -> list[CompileReport | None]:
-        """Return the graphs, None for those that Dynamo dropped since and those that run in eager."""
+        """Return the graphs, None for graphs that Dynamo has dropped and for graphs that run in eager."""
         return [None if program is None else program() for program in self._programs]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -1,4 +1,4 @@
-"""Rows as calls that run, and layers that are alike as one."""
+"""Grouping of rows into the calls that run, and of equal layers into one."""
 
 import re
 from collections import Counter
@@ -10,11 +10,11 @@ from forge.debug.report.rows import Row
 from forge.ir.printing import quantity
 
 LAYER = re.compile(r"(^|\.)(\d+)(?=\.|$)")
-_SHOWN = 8  # operations of a fusion, by name
+_SHOWN = 8  # the number of a fusion's operations that are shown by name
 
 
 class Line(NamedTuple):
-    """One call that runs: a row, or the rows of a fusion."""
+    """One call that runs: one row, or the rows of a fusion."""
 
     module: str
     operation: str
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
     @property
     def layer(self) -> int | None:
-        """The number of the layer that makes it."""
+        """The number of the layer that makes the call."""
         match = LAYER.search(self.module)
         return int(match[2]) if match else None
 
@@ -39,7 +39,7 @@ class Line(NamedTuple):
 
 
 def lines(rows: Sequence[Row]) -> list[Line]:
-    """Return a line for each call; a fusion's stands where its first operation does."""
+    """Return a line for each call; a fusion is at the position of its first operation."""
     regions: dict[str, list[Row]] = {}
     for row in rows:
         if row.region is not None:
@@ -68,15 +68,15 @@ def _fusion(name: str, rows: Sequence[Row]) -> Line:
 
 
 def _common(modules: Sequence[str]) -> str:
-    """Return the path that all of them begin with."""
+    """Return the common prefix of module paths."""
     parts = [module.split(".") for module in modules]
     alike = takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
     return ".".join(names[0] for names in alike)
 
 
 class Fold(NamedTuple):
-    """Calls that are made once for each of several layers, one layer after the other: a list of them for each layer.
-    One list alone: they are made once."""
+    """Calls that repeat for consecutive layers: a list of calls per layer. A single list means calls that do not
+    repeat."""
 
     layers: list[list[Line]]
 
@@ -87,7 +87,7 @@ class Fold(NamedTuple):
 
     @property
     def columns(self) -> list[tuple[tuple[Line, str], list[Line]]]:
-        """Return each entry of `display_lines` with the calls of all layers that it stands for."""
+        """Return each entry of `display_lines` with the calls of all layers that it represents."""
         return list(zip(self.display_lines, map(list, zip(*self.layers, strict=True)), strict=True))
 
 
@@ -98,8 +98,7 @@ def _module(first: Line, last: Line) -> str:
 
 
 def fold_layers(calls: Sequence[Line]) -> list[Fold]:
-    """Return the calls in order; those that repeat for layer after layer become one Fold, the longest repetition
-    first."""
+    """Return the calls in order; fold calls that repeat for consecutive layers, the longest repetition first."""
     patterns = [call.pattern for call in calls]
     return list(_folds(calls, patterns, 0, len(calls)))
 
@@ -123,7 +122,7 @@ def _folds(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: in
 def _repetitions(
     calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (where, how many calls, how often) of what repeats there with a neighbouring layer's number."""
+    """Yield (start, number of calls, number of repetitions) of calls that repeat with adjacent layer numbers."""
     for period, step in _periods(calls, patterns, start, end):
         run = 0
         for at in range(end - period - 1, start - 1, -1):
@@ -134,8 +133,8 @@ def _repetitions(
 
 
 def _periods(calls: Sequence[Line], patterns: Sequence[tuple], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the distances of calls to their like in a neighbouring layer, and whether that is the one before or
-    after."""
+    """Return the distances of calls to the equal calls of an adjacent layer, and whether that layer precedes or
+    follows."""
     places: dict[tuple, list[tuple[int, int]]] = {}
     for at in range(start, end):
         layer = calls[at].layer

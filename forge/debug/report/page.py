@@ -1,4 +1,4 @@
-"""An explanation as a page: one file that asks nothing of the network, made of page.html, page.css and page.js."""
+"""An explanation as a self-contained HTML page, assembled from page.html, page.css and page.js."""
 
 import html
 import json
@@ -18,16 +18,16 @@ from forge.ir.pytree import proxies
 if TYPE_CHECKING:
     from forge.debug.report.explanation import Explanation
 
-COSTS = 25  # operations that are shown with what they take; the others are one
-BUDGET = 1_000_000  # characters of the stages' lines, together; of more the middle stages are left out
-_HEIGHT = 640  # of the page in a notebook
+COSTS = 25  # the number of operations whose cost is shown; the others are summed
+BUDGET = 1_000_000  # characters of all stages' lines together; beyond it the middle stages are left out
+_HEIGHT = 640  # the height of the page in a notebook
 _PLACE = re.compile(r"\{\{(title|style|script|data)\}\}")
 _PRINTED_OBJECT = re.compile(r"\bprinted_object\(\d+\)")
 _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def page(explanation: "Explanation", programs: Sequence[CompileReport | None], *, stages: bool = True) -> str:
-    """Return the page. programs: of each graph, None where it is gone. stages: whether the traces are shown."""
+    """Return the page. programs: one per graph, None if it was dropped. stages: whether the traces are shown."""
     parts = {
         "title": html.escape(f"{explanation.name} · forge.explain"),
         "style": _file("page.css"),
@@ -50,13 +50,13 @@ def _file(name: str) -> str:
 
 
 def _escape_json(data: Any) -> str:
-    """Return JSON in which nothing ends the script element around it."""
+    """Escape JSON so that it cannot close the enclosing script element."""
     content = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     return re.sub("[<>&\u2028\u2029]", lambda match: _UNSAFE[match[0]], content)
 
 
 class _Pool:
-    """Texts by number, each once."""
+    """A pool of unique texts, by number."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -95,7 +95,7 @@ def _parts(
     strings: _Pool,
     declined: dict[tuple[str, str], int],
 ) -> list[dict[str, Any]]:
-    """Return the calls of each graph and phase, folded, and which of them reads what others make."""
+    """Return the folded calls of each graph and phase, with the edges from producers to consumers."""
     parts = []
     for (graph, phase), rows in groupby(explanation.rows, key=lambda row: (row.graph, row.phase)):
         folds = fold_layers(lines(list(rows)))
@@ -130,8 +130,8 @@ def _call(line: Line, strings: _Pool, declined: dict[tuple[str, str], int]) -> l
 
 
 def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return each call's position in the trace that runs, and pairs (from, to) of calls of which one reads the
-    other's."""
+    """Return each call's position in the trace that runs, and the pairs (from, to) of calls that are producer and
+    consumer."""
     makers = {name: number for number, call in enumerate(calls) for row in call.rows for name in row.outputs}
     order = [0] * len(calls)
     edges: dict[tuple[int, int], None] = {}
@@ -148,7 +148,7 @@ def _flow(calls: Sequence[Line], trace: Trace) -> tuple[list[int], list[tuple[in
 
 
 def _saved_by_module(explanation: "Explanation") -> list[tuple[str, int, int]]:
-    """Return (module, number of tensors, bytes) of saved tensors, the layers of one kind as one; the largest first."""
+    """Return (module, number of tensors, bytes) of saved tensors, with equal layers merged, the largest first."""
     sums_of: dict[str, tuple[int, int]] = {}
     for each in explanation.saved:
         if each.own:
@@ -159,9 +159,9 @@ def _saved_by_module(explanation: "Explanation") -> list[tuple[str, int, int]]:
 
 
 def _costs(explanation: "Explanation") -> dict[str, list[tuple[str, float, int, int]]] | None:
-    """Return (name, seconds, bytes that the results hold, how many calls), the longest first.
+    """Return (name, seconds, bytes of the results, number of calls), the longest first.
 
-    They are by operation of each phase and by executor; None where nothing was measured.
+    The costs are by operation of each phase and by executor; None if nothing was measured.
     """
     if not explanation.costs:
         return None
@@ -182,7 +182,7 @@ def _costs(explanation: "Explanation") -> dict[str, list[tuple[str, float, int, 
 
 
 def _stages(programs: Iterable[CompileReport | None]) -> dict[str, Any]:
-    """Return every stage as runs of lines, [first, how many], of one pool: passes leave most lines as they are."""
+    """Return every stage as runs of lines, [first, count], of one pool, since passes leave most lines unchanged."""
     pool, parts, omitted = _Pool(), [], 0
     for graph, report in enumerate(programs):
         for phase, traces in (("forward", report.traces), ("backward", report.backward_traces)) if report else ():
@@ -198,7 +198,7 @@ def _stages(programs: Iterable[CompileReport | None]) -> dict[str, Any]:
 
 
 def _lines(trace: Trace) -> list[str]:
-    """Return the printed trace; objects that have no literal are numbered in order, so that stages can be compared."""
+    """Return the printed trace; objects without a literal are numbered in order, so that stages can be compared."""
     numbers = _Pool()
     return _PRINTED_OBJECT.sub(lambda match: f"printed_object({numbers(match[0])})", str(trace)).splitlines()
 

@@ -1,4 +1,4 @@
-"""How the programs of several processes differ, which communicate in one order or wait for each other without end."""
+"""The differences between the programs of several processes, which deadlock unless they communicate in one order."""
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def differences(explanation: "Explanation") -> list[str]:
-    """Return a line for each fact in which the processes of the default group differ; all of them call this.
+    """Return a line for each difference between the processes of the default group, all of which have to call this.
 
     Raises:
         RuntimeError: If there is no process group.
@@ -59,7 +59,7 @@ def _scalars(every: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _collectives(every: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the first collective in which processes differ: those behind it are shifted."""
+    """Yield the first collective in which processes differ; later ones are shifted."""
     for position, values in enumerate(zip_longest(*every, fillvalue="none")):
         if any(value != values[0] for value in values):
             yield f"collective {position}: {by_ranks(values)}"

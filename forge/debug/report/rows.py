@@ -39,7 +39,8 @@ class Row:
 
     @classmethod
     def of(cls, graph: int, phase: str, claim: Claim) -> "Row":
-        """Return the row of what the claim pass decided, or of what runs a call since its region failed."""
+        """Return the row of a decision of the claim pass, or of the executor that runs a call after its region
+        failed."""
         source, executor, declined, region = claim.source, claim.executor, claim.declined, claim.region
         if claim.fallback is not None and claim.fallback.reason is not None:
             declined = [*declined, (executor, claim.fallback.reason)]
@@ -82,7 +83,7 @@ class SavedRow:
 
     @classmethod
     def of(cls, graph: int, saved: SavedValue) -> "SavedRow":
-        """Return the rows of what a program saves."""
+        """Return the rows of a program's saved tensors."""
         module, line = (saved.source.module, saved.source.line) if saved.source else (None, None)
         return cls(graph, saved.name, saved.metadata, saved.bytes, saved.own, module, line)
 

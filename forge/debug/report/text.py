@@ -1,4 +1,4 @@
-"""An explanation as text: what runs in tables, layers that are alike once, and below them each reason once."""
+"""An explanation as text: tables of the calls that run, with equal layers merged, and each reason once below them."""
 
 import io
 import shutil
@@ -20,7 +20,7 @@ from forge.ir.printing import in_seconds, quantity
 if TYPE_CHECKING:
     from forge.debug.report.explanation import Explanation
 
-WIDTH = 120  # where nobody says how wide lines may be
+WIDTH = 120  # the default line width
 _COLUMNS = {
     "module": "",
     "operation": "",
@@ -33,7 +33,7 @@ _COLUMNS = {
 }  # with their styles
 _GAP = 2
 _NARROWEST, _OPERATION, _SOURCE = 6, 24, 20
-_NAMED = 4  # kinds of calls that overlap with messages
+_NAMED = 4  # the number of kinds of overlapping calls that are named
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -43,7 +43,7 @@ def plain(explanation: "Explanation") -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None, highlight=False, emoji=False, markup=False)
     for each in render(explanation):
-        console.print(each, soft_wrap=isinstance(each, Text))  # text wraps as the reader's screen has it
+        console.print(each, soft_wrap=isinstance(each, Text))  # the reader's terminal wraps text
     lines = file.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
@@ -101,7 +101,7 @@ def summary(explanation: "Explanation") -> str:
 
 
 def _time_by_executor(costs: Sequence[CostRow]) -> str:
-    """Return `: 1.2 ms (inductor 60 %, torch 40 %)`; nothing where nothing was measured."""
+    """Return `: 1.2 ms (inductor 60 %, torch 40 %)`, or an empty string if nothing was measured."""
     total = sum(each.seconds for each in costs)
     if not total:
         return ""
@@ -114,7 +114,7 @@ def _time_by_executor(costs: Sequence[CostRow]) -> str:
 
 
 def _cost(calls: Sequence[Line], by_output: Mapping[str, CostRow]) -> tuple[str, str]:
-    """Return (time, memory) of calls, one of each layer, together."""
+    """Return the total (time, memory) of calls, one of each layer."""
     names = [name for line in calls for row in line.rows for name in row.outputs]
     rows = {id(by_output[name]): by_output[name] for name in names if name in by_output}
     if not rows:
@@ -124,8 +124,8 @@ def _cost(calls: Sequence[Line], by_output: Mapping[str, CostRow]) -> tuple[str,
 
 
 class _Table:
-    """Lines as a table that fits: each with its module, and with its time and memory. notes: the number of each reason,
-    which is written below."""
+    """A table of lines that fits the width, with module, time and memory of each. notes: the number of each reason,
+    which is printed below."""
 
     def __init__(self, lines: Sequence[tuple[Line, str, tuple[str, str]]], notes: dict[tuple[str, str], int]) -> None:
         columns: dict[str, list[str]] = {name: [] for name in _COLUMNS}
@@ -141,7 +141,7 @@ class _Table:
         widths = self._widths(options.max_width)
         for name, width in widths.items():
             style = _COLUMNS[name]
-            last = name == "source"  # it is cut off, others go on in the next line
+            last = name == "source"  # the source is truncated, other columns wrap
             table.add_column(name, style=style, width=width, no_wrap=last, overflow="ellipsis" if last else "fold")
         columns = dict(self._columns)
         if "source" in columns:
@@ -153,7 +153,7 @@ class _Table:
     def _widths(self, available: int) -> dict[str, int]:
         """Return the width of each column. Missing space is taken from the source and then from the widest."""
         widths = {name: max(map(len, [name, *cells])) for name, cells in self._columns.items()}
-        words = [word for cell in self._columns["operation"] for word in cell.split()]  # a fusion's stand in lines
+        words = [word for cell in self._columns["operation"] for word in cell.split()]  # a fusion's cell wraps
         widths["operation"] = max(map(len, [*words, " " * _OPERATION]))
         missing = sum(widths.values()) + _GAP * len(widths) - available
         if "source" in widths:
@@ -166,10 +166,10 @@ class _Table:
 def _with_line(source: str, width: int) -> str:
     """Return `model.py:12  h = x @ w` in `width` columns.
 
-    The code goes first, then the end of the file's name, never the line's number.
+    The code is truncated first, then the end of the file's name, never the line number.
     """
     place, gap, _ = source.partition("  ")
-    if len(source) <= width or len(place + gap) + 2 <= width:  # the table cuts the code off
+    if len(source) <= width or len(place + gap) + 2 <= width:  # the table truncates the code
         return source
     if len(place) <= width:
         return place
@@ -179,7 +179,7 @@ def _with_line(source: str, width: int) -> str:
 
 
 def _reasons(explanation: "Explanation", notes: dict[tuple[str, str], int]) -> Iterator[RenderableType]:
-    """Yield the lines below the tables, one for each reason; they are never broken."""
+    """Yield the lines below the tables, one for each reason, without line breaks."""
     declined = [f"[{number}] {name}: {reason}" for (name, reason), number in notes.items()]
     if declined:
         yield Text("\ndeclined", style="bold")
