@@ -36,7 +36,7 @@ from forge.torch_internals.tensors import storage_id
 aten = torch.ops.aten
 HALVES = (torch.bfloat16, torch.float16)
 _LAUNCHES = "cuda"  # devices on which a kernel is a launch
-HAS_ROW_PRODUCTS, INTERPOLATES = "has row products", "interpolates"  # in a graph's metadata
+HAS_ROW_PRODUCTS = "has row products"  # in a graph's metadata
 _COPIES = frozenset({aten._to_copy.default, aten.clone.default, torch.ops.prims.convert_element_type.default})
 _SHAPES = frozenset({aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim})
 EXTERN = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution})  # torch's kernels in any case
@@ -145,8 +145,6 @@ def _trace(
     if any(call.symbol.op in _ROW_LOOPS for call, _ in calls):
         _share_rows(graph.graph)
         graph.meta[HAS_ROW_PRODUCTS] = True
-    if any(node.target is aten._unsafe_index.Tensor for node in graph.graph.nodes):
-        graph.meta[INTERPOLATES] = True
     for node in graph.graph.nodes:
         if node.target is aten.as_strided_.default and _only_relabels(node):
             node.replace_all_uses_with(node.args[0])

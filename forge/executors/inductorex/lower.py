@@ -23,7 +23,6 @@ from forge.executors.inductorex import artifacts, compile_wait, isa_probe
 from forge.executors.inductorex.aten_graph import (
     FALLBACK,
     HAS_ROW_PRODUCTS,
-    INTERPOLATES,
     arguments,
     exclusive,
     graph_of,
@@ -267,6 +266,12 @@ def _width(node: torch.fx.Node) -> int:
     return node.meta["val"].element_size() if node.meta["val"].dtype.is_floating_point else 0
 
 
+def _interpolates(graph: torch.fx.GraphModule) -> bool:
+    """Return whether a graph reads the neighbours of an interpolated value (interpolation.py). The graph itself tells,
+    also in a process that rebuilt it: its metadata stays behind."""
+    return any(node.target is aten._unsafe_index.Tensor for node in graph.graph.nodes)
+
+
 def _size_binding(example_inputs: list[Any]) -> dict[str, bool]:
     """Return the settings with which Inductor reads sizes from tensors: since torch 2.14, it reads one that is not an
     input only if it asserts sizes, and never from an empty tensor."""
@@ -385,7 +390,7 @@ def _compiling(
         inductor_config.patch(
             {
                 **_SETTINGS,
-                **(_LONG_EXPRESSIONS if INTERPOLATES in graph.meta else {}),
+                **(_LONG_EXPRESSIONS if _interpolates(graph) else {}),
                 **(get_cpp_wrapper_config() if whole_program else {}),
                 **_precision(graph),
                 **_size_binding(example_inputs),

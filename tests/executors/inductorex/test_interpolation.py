@@ -9,9 +9,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import forge
+from forge.compiler.layout import Layout
 from forge.executors.executor import Declined
 from forge.executors.inductorex import lower
-from forge.executors.inductorex.aten_graph import INTERPOLATIONS
+from forge.executors.inductorex.aten_graph import INTERPOLATIONS, decompositions
+from forge.executors.inductorex.graphs import describe, rebuild
 from forge.executors.inductorex.operators import takes
 
 DIMS = {"linear": 1, "bilinear": 2, "trilinear": 3}
@@ -150,3 +152,17 @@ def _compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.Graph]:
     original = lower.compile_graph
     monkeypatch.setattr(lower, "compile_graph", compile_graph)
     return graphs
+
+
+def test_values_stay_in_registers_also_where_another_process_compiles_them() -> None:
+    """A graph that was rebuilt is compiled with the settings of its interpolations: nothing in float32 is written."""
+
+    def join(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        bilinear = INTERPOLATIONS[torch.ops.aten.upsample_bilinear2d.default]
+        return [torch.cat([bilinear(each, (9, 9), False) for each in (x, y)], 1)]
+
+    images = [torch.randn(2, 16, n, n).bfloat16() for n in (4, 8)]
+    graph = make_fx(join, decomposition_table=decompositions(), tracing_mode="fake")(*images)
+    described = describe(graph, [Layout.of(each) for each in images])
+    code = lower.compile_graph(*rebuild(described), whole_program=False).source_code
+    assert "at::BFloat16* out_ptr0" in code and " float* " not in code
