@@ -9,7 +9,7 @@ gradient from outside; `to_strides` keeps such a promise at run time.
 One file, though long: running a call on layouts and its memo share their state.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -60,6 +60,16 @@ class Layout(NamedTuple):
         """True if the memory holds the values themselves."""
         return not self.conjugated and not self.negated
 
+    def with_shape(self, shape: Sequence[Dim]) -> "Layout":
+        """Return the same layout with its sizes written as in `shape`, of equal sizes: a guard may have told that what
+        torch's function computes is one."""
+        pairs = [(a, b) for a, b in zip(self.shape, shape, strict=True) if isinstance(b, int) and a is not b]
+        known = {a.node.expr: b for a, b in pairs if isinstance(a, SYMBOLIC_TYPES)}
+        if not known:
+            return self
+        strides = tuple(_rewritten(each, known) for each in self.strides)
+        return self._replace(shape=tuple(shape), strides=strides)
+
     @classmethod
     def from_meta(cls, proxy: TensorProxy) -> "Layout":
         """Return the layout of a value whose strides are not known: the strides of its meta function, else contiguous
@@ -77,6 +87,14 @@ def _static_size(length: Dim) -> Dim:
     """Return a symbolic size as an int if it can only be one."""
     size = length.node.maybe_as_int() if isinstance(length, SYMBOLIC_TYPES) else None
     return length if size is None else size
+
+
+def _rewritten(length: Dim, known: dict[Any, int]) -> Dim:
+    """Return a length in which expressions of symbols are replaced by the integers that they equal."""
+    if not isinstance(length, SYMBOLIC_TYPES):
+        return length
+    node = length.node
+    return _static_size(node.shape_env.create_symintnode(node.expr.subs(known), hint=node.hint))
 
 
 class FakeRun(NamedTuple):
@@ -442,11 +460,14 @@ def _ran(call: BoundSymbol, result: Any, stand_ins: dict[str, Any], operators: _
     for leaf, value in pair_leaves(call.output, result):
         if isinstance(value, torch.Tensor):
             place = memory.get(storage_id(value))
-            outputs.append(Layout.of(value))
+            layout = Layout.of(value)
+            outputs.append(layout)
             shares.append(place)
             offsets.append(0 if place is None else value.storage_offset() - bases[place].storage_offset())
             if isinstance(leaf, TensorProxy) and (value.dtype != leaf.dtype or value.ndim != leaf.ndim):
                 raise TypeError(f"{call.symbol.id} gives {value.dtype}, {value.ndim} dims for {leaf}")
+            if isinstance(leaf, TensorProxy):
+                outputs[-1] = layout.with_shape(leaf.shape)
         else:
             outputs.append(value)
             shares.append(None)

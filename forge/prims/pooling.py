@@ -6,10 +6,12 @@ The dims before the windows are the batch and the channels; the batch may be mis
 import math
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from forge.ir import Dim, Symbol, TensorProxy, get_grad, put_grad, register_grad
+from forge.ir.proxies import hint_of
 from forge.prims.core import like, primitive, register_vjp, statically_true, torch_check
 from forge.prims.creation import full
 from forge.prims.indexing import gather, scatter_reduce
@@ -68,17 +70,29 @@ def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Seque
 def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, ceil_mode: bool) -> Dim:
     """Return the number of windows that fit; with ceil_mode also a last one that starts inside of the input or its left
     padding."""
-    spare = length + 2 * padding - dilation * (kernel - 1) - 1
+    reach = dilation * (kernel - 1) + 1
+    spare = length + 2 * padding - reach
     if not ceil_mode:
         return spare // stride + 1
+    is_clipped = padding == 0 and hint_of(length) <= hint_of(reach) < hint_of(length + stride)
+    if is_clipped and length <= reach < length + stride:  # a guard: EfficientNet pools all of an image by 1280 x 1280
+        return 1
     count = (spare + stride - 1) // stride + 1
-    if statically_true(stride + padding <= dilation * (kernel - 1) + 1):
+    if statically_true(stride + padding <= reach):
         return count  # the last window begins inside for every length
     outside = (count - 1) * stride >= length + padding
     if isinstance(outside, bool):
         return count - 1 if outside else count
     windows: Dim = torch.sym_ite(outside, count - 1, count)
     return windows
+
+
+def _covers(length: Dim, kernel: Dim, stride: Dim, padding: Dim, ceil_mode: bool) -> bool:
+    """Return whether a dim has one window, which is the whole of it: ceil_mode clips a larger one."""
+    is_whole = statically_true(length == kernel)
+    if ceil_mode:
+        is_whole = is_whole or (statically_true(length <= kernel) and statically_true(kernel < length + stride))
+    return is_whole and statically_true(padding == 0)
 
 
 def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: bool) -> list[Dim]:
@@ -183,7 +197,24 @@ def avg_pool_backward(
 
 
 register_vjp(avg_pool_backward, g=lambda grad, x, *how: avg_pool(grad, *how))
-register_vjp(avg_pool, x=lambda g, x, *how: avg_pool_backward(g, x, *how))
+
+
+def covered_dims(x: TensorProxy | torch.Tensor, kernel_size: Lengths, *windows: Any) -> tuple[bool, ...]:
+    """Return for each dim that windows of `kernel_size` move over whether one covers it. windows: stride, padding,
+    ceil_mode."""
+    stride, padding, ceil_mode = windows
+    lengths = x.shape[x.ndim - len(kernel_size) :]
+    return tuple(_covers(*each, ceil_mode) for each in zip(lengths, kernel_size, stride, padding, strict=True))
+
+
+def _avg_pool_gradient(g: TensorProxy, x: TensorProxy, kernel_size: Lengths, *how: Any) -> TensorProxy:
+    *windows, _, divisor = how
+    if not all(covered_dims(x, kernel_size, *windows)):
+        return avg_pool_backward(g, x, kernel_size, *how)
+    return (g / (divisor or math.prod(x.shape[x.ndim - len(kernel_size) :]))).expand(x.shape)
+
+
+register_vjp(avg_pool, x=_avg_pool_gradient)
 
 
 def _adaptive_shape(op: str, x: TensorProxy, output_size: Lengths) -> list[Dim]:

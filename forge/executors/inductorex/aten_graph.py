@@ -14,6 +14,7 @@ from torch.func import functionalize
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
+from forge import prims
 from forge.compiler.claim import ClaimedCall
 from forge.compiler.layout import Layouts, pair_leaves
 from forge.compiler.standalone import claim
@@ -129,9 +130,10 @@ def _trace(
             result = op(*(_round_comparison(op, args) if in_loops else args), **kwargs)
             if not in_loops:
                 _leave_to_torch(takewhile(partial(operator.is_not, last), reversed(nodes)))
-            values.update(
-                (leaf.name, value) for leaf, value in pair_leaves(call.output, result) if isinstance(leaf, Proxy)
-            )
+            for leaf, value in pair_leaves(call.output, result):
+                if isinstance(leaf, Proxy):
+                    values[leaf.name] = value
+                    _check_sizes(leaf, value)
         return [values[proxy.name] for proxy in tensors(program.output)]
 
     rounding = inductor_config.patch(emulate_precision_casts=eager_numerics)
@@ -186,6 +188,16 @@ def arguments(node: torch.fx.Node) -> tuple[Any, ...]:
 def results_of(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """Return the nodes that a graph returns, in one list."""
     return list(arguments(graph.graph.output_node())[0])
+
+
+def _check_sizes(proxy: Proxy, value: Any) -> None:
+    """Raise NotImplementedError if a size is symbolic in the graph where a guard makes it a number in the trace: loops
+    that broadcast a dim of size 1 would read beyond it."""
+    if not isinstance(proxy, TensorProxy) or not isinstance(value, torch.Tensor):
+        return
+    for size, length in zip(proxy.shape, value.shape, strict=True):
+        if isinstance(size, int) and isinstance(length, torch.SymInt) and length.node.maybe_as_int() is None:
+            raise NotImplementedError(f"{proxy} has a size of {length} in the graph of aten operators")
 
 
 def _check_dtypes(graph: torch.fx.GraphModule, region: Trace) -> None:
@@ -282,6 +294,32 @@ def _flip(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return select_decomp_table()[aten.flip.default](x, dims) if x.ndim else x.clone()
 
 
+def _avg_pool(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    count = len(kernel_size)
+    steps, pads = tuple(stride or kernel_size), tuple(padding) * (count // len(padding))
+    covered = prims.covered_dims(x, tuple(kernel_size), steps, pads, ceil_mode)
+    lengths, dims = x.shape[x.ndim - count :], [*range(x.ndim - count, x.ndim)]
+    if all(covered) and x.is_floating_point():
+        if divisor_override is None:
+            return x.mean(dims, keepdim=True)
+        total = x.sum(dims, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+        return (total / divisor_override).to(x.dtype)
+    clips = [is_covered and isinstance(length, int) for is_covered, length in zip(covered, lengths, strict=True)]
+    clipped = [length if clip else size for length, size, clip in zip(lengths, kernel_size, clips, strict=True)]
+    if clipped == list(kernel_size):
+        return NotImplemented
+    pool = aten.avg_pool3d if count > 2 else aten.avg_pool2d
+    return pool.default(x, clipped, steps, pads, ceil_mode, count_include_pad, divisor_override)
+
+
 INTERPOLATIONS: dict[Any, Callable] = {
     aten.upsample_linear1d.default: interpolation.linear,
     aten.upsample_bilinear2d.default: interpolation.linear,
@@ -292,8 +330,11 @@ _ROW_LOOPS: dict[Any, Callable] = {row_product: in_loops, **IN_LOOPS}
 
 # clamp: Inductor computes in float32, where the bounds are other numbers. view_copy: its decomposition copies no tensor
 # that has no view of that shape. pow: torch's kernel takes the root, whose values of -0.0 and -inf are others.
-# flip: before torch 2.13, Inductor has no index for the missing dim of a 0-d tensor
+# flip: before torch 2.13, Inductor has no index for the missing dim of a 0-d tensor. avg_pool: Inductor's loops visit
+# each place of a window that ceil_mode clips, and one window is a mean
 _OWN: dict[Any, Callable] = {
+    aten.avg_pool2d.default: _avg_pool,
+    aten.avg_pool3d.default: _avg_pool,
     aten.clamp.default: _clamp,
     aten.flip.default: _flip,
     aten.pow.Tensor_Scalar: _pow,

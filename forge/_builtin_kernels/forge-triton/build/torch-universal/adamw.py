@@ -49,10 +49,10 @@ def _count(table, found_inf, tensors, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 @triton.jit
 def _at(address, offset, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """The places of a tensor's elements, by its address."""
-    found = address.to(tl.pointer_type(DTYPE)) + offset
+    pointers = address.to(tl.pointer_type(DTYPE)) + offset
     if ALIGNED:
-        found = tl.multiple_of(found, 16)
-    return found
+        pointers = tl.multiple_of(pointers, 16)
+    return pointers
 
 
 @triton.jit
@@ -207,8 +207,8 @@ class AdamWStep:
     """
 
     def __init__(self) -> None:
-        self._kept: list[Tensor] = []  # parameters, moments and steps of the last call
-        self._known: tuple = ((), ())  # their addresses, and of parameters and gradients strides and dtypes
+        self._tensors: list[Tensor] = []  # parameters, moments and steps of the last call
+        self._layouts: tuple = ((), ())  # their addresses, and of parameters and gradients strides and dtypes
         self._places_of_grads: list[int] = []
         self._groups: dict[tuple, list[int]] = {}  # parameters by number
         self._launches: list[_Launch] = []
@@ -282,12 +282,12 @@ class AdamWStep:
 
         Of a thousand tensors this takes as long as the launch, so that it asks no more of them than it has to.
         """
-        kept = [*params, *chain.from_iterable(moments), *steps]
-        places = [each.data_ptr() for each in kept]
+        tensors = [*params, *chain.from_iterable(moments), *steps]
+        places = [each.data_ptr() for each in tensors]
         kinds = strides, [param.dtype for param in params], [grad.dtype for grad in grads]
         places_of_grads = [grad.data_ptr() for grad in grads]
-        is_same = len(kept) == len(self._kept) and all(map(is_, kept, self._kept))
-        is_known = is_same and (places, kinds) == self._known
+        is_same = len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))
+        is_known = is_same and (places, kinds) == self._layouts
         if not is_known:
             self._groups = {}
             for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
@@ -300,12 +300,12 @@ class AdamWStep:
         if not is_known or places_of_grads != self._places_of_grads:
             count = len(params)
             rows = torch.zeros((count, COLUMNS), dtype=torch.int64)
-            of_kept = torch.tensor(places, dtype=torch.int64).view(-1, count).t()
-            rows[:, 0], rows[:, 1] = of_kept[:, 0], torch.tensor(places_of_grads, dtype=torch.int64)
-            rows[:, 2 : of_kept.shape[1]] = of_kept[:, 1:-1]
-            rows[:, 5], rows[:, 6] = of_kept[:, -1], torch.tensor([param.numel() for param in params])
+            addresses = torch.tensor(places, dtype=torch.int64).view(-1, count).t()
+            rows[:, 0], rows[:, 1] = addresses[:, 0], torch.tensor(places_of_grads, dtype=torch.int64)
+            rows[:, 2 : addresses.shape[1]] = addresses[:, 1:-1]
+            rows[:, 5], rows[:, 6] = addresses[:, -1], torch.tensor([param.numel() for param in params])
             self._launches = [_launch_of(kind, rows[members]) for kind, members in self._groups.items()]
-            self._kept, self._known, self._places_of_grads = kept, (places, kinds), places_of_grads
+            self._tensors, self._layouts, self._places_of_grads = tensors, (places, kinds), places_of_grads
         if params[0].is_cuda and torch.cuda.is_current_stream_capturing():
             self._captured += (each for each in self._launches if not any(each is other for other in self._captured))
 

@@ -28,26 +28,26 @@ def _forward(losses, lse, logits, target, logits_stride, target_stride, classes,
         shift = tl.where(new_high == -float("inf"), 0.0, new_high)  # a block of -inf alone adds nothing
         total = total * tl.exp(high - shift) + tl.sum(tl.exp(value - shift), 0)
         high = new_high
-    found = high + tl.log(total)
+    row_lse = high + tl.log(total)
     exists = (label >= 0) & (label < classes)
-    chosen = tl.load(logits + label, mask=exists, other=float("nan")).to(tl.float32)
-    tl.store(losses + row, tl.where(label == ignore_index, 0.0, found - chosen))
-    tl.store(lse + row, found)
+    label_logit = tl.load(logits + label, mask=exists, other=float("nan")).to(tl.float32)
+    tl.store(losses + row, tl.where(label == ignore_index, 0.0, row_lse - label_logit))
+    tl.store(lse + row, row_lse)
 
 
 @triton.jit(do_not_specialize=["target_stride", "rows", "ignore_index"])
 def _reduce(out, count, losses, target, target_stride, rows, ignore_index, MEAN: tl.constexpr, BLOCK: tl.constexpr):
     """The sum or the mean of the losses, and how many targets are not ignored: in one program, always in one order."""
     total = tl.zeros([BLOCK], tl.float32)
-    kept = tl.zeros([BLOCK], tl.float32)
+    counts = tl.zeros([BLOCK], tl.float32)
     for start in range(0, rows, BLOCK):
         row = start + tl.arange(0, BLOCK)
         total += tl.load(losses + row, mask=row < rows, other=0.0)
         label = tl.load(target + row.to(tl.int64) * target_stride, mask=row < rows, other=ignore_index)
-        kept += tl.where(label == ignore_index, 0.0, 1.0)
-    result, found = tl.sum(total, 0), tl.sum(kept, 0)
-    tl.store(out, (result / found if MEAN else result).to(out.dtype.element_ty))
-    tl.store(count, found)
+        counts += tl.where(label == ignore_index, 0.0, 1.0)
+    result, size = tl.sum(total, 0), tl.sum(counts, 0)
+    tl.store(out, (result / size if MEAN else result).to(out.dtype.element_ty))
+    tl.store(count, size)
 
 
 @triton.jit(do_not_specialize=["grad_stride", "target_stride", "ignore_index"])
@@ -72,12 +72,12 @@ def _backward(
     g = tl.load(grad_losses + row * grad_stride).to(tl.float32)
     if MEAN:
         g /= tl.load(count)
-    found = tl.load(lse + row)
+    row_lse = tl.load(lse + row)
     for start in range(0, classes, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < classes
         value = tl.load(logits + column, mask=inside, other=0.0).to(tl.float32)
-        grad = (tl.exp(value - found) - tl.where(column == label, 1.0, 0.0)) * g
+        grad = (tl.exp(value - row_lse) - tl.where(column == label, 1.0, 0.0)) * g
         grad = tl.where(label == ignore_index, 0.0, grad)
         tl.store(grad_logits + row * classes + column, grad.to(grad_logits.dtype.element_ty), mask=inside)
 
@@ -143,12 +143,12 @@ def cross_entropy_backward(
     """
     op = "cross_entropy_backward"
     _check(op, input, target, reduction)
-    wanted = target.shape if reduction == "none" else torch.Size(())
+    shape = target.shape if reduction == "none" else torch.Size(())
     check(
-        grad_output.shape == wanted and grad_output.device == input.device,
+        grad_output.shape == shape and grad_output.device == input.device,
         lambda: (
             f"{op}: grad_output is {list(grad_output.shape)} on {grad_output.device}, "
-            f"but must be {list(wanted)} on {input.device}"
+            f"but must be {list(shape)} on {input.device}"
         ),
     )
     grad_input = contiguous_like(input)
@@ -219,6 +219,6 @@ def _reduced(
         return losses.to(input.dtype), None
     loss = torch.empty((), dtype=input.dtype, device=input.device)
     count = torch.empty((), dtype=torch.float32, device=input.device)
-    given = loss, count, losses, target, target.stride(0), len(losses), ignore_index
-    launch(_reduce, 1, *given, MEAN=reduction == "mean", BLOCK=REDUCED_BLOCK)
+    args = loss, count, losses, target, target.stride(0), len(losses), ignore_index
+    launch(_reduce, 1, *args, MEAN=reduction == "mean", BLOCK=REDUCED_BLOCK)
     return loss, count

@@ -231,10 +231,10 @@ def _run(
     op: str, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, *, centered: bool
 ) -> tuple[Tensor, ...]:
     _check(op, x, weight=weight, **({} if bias is None else {"bias": bias}))
-    given = [each for each in (x, residual, weight, bias) if each is not None]
+    inputs = [each for each in (x, residual, weight, bias) if each is not None]
     if residual is not None:
         check_like(op, "residual", residual, "x", x)
-    if needs_grad(*given):
+    if needs_grad(*inputs):
         return _Norm.apply(x, residual, weight, bias, eps, centered)
     total, out = _run_forward(x, residual, weight, bias, eps, centered)
     return (out,) if total is None else (total, out)

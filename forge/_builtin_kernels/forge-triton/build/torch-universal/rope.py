@@ -182,10 +182,12 @@ class _Rotary(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         cos, sin, *xs = ctx.saved_tensors
         of_cos, of_sin, *of_xs = ctx.needs_input_grad
-        found = iter(_run([g for g, wanted in zip(grads, of_xs, strict=True) if wanted], cos, sin, backward=True))
+        gradients = iter(
+            _run([g for g, requires_grad in zip(grads, of_xs, strict=True) if requires_grad], cos, sin, backward=True)
+        )
         grad_cos = _summed(grads, xs, cos) if of_cos else None
         grad_sin = _summed(grads, [_turned(x) for x in xs], sin) if of_sin else None
-        return grad_cos, grad_sin, *[next(found) if wanted else None for wanted in of_xs]
+        return grad_cos, grad_sin, *[next(gradients) if requires_grad else None for requires_grad in of_xs]
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -249,7 +251,7 @@ def _check_table(op: str, table_name: str, table: torch.Tensor, name: str, x: to
     check(
         len(shape) == x.ndim
         and shape[-1] == x.shape[-1]
-        and all(length in (1, wanted) for length, wanted in zip(shape, x.shape, strict=True)),
+        and all(length in (1, size) for length, size in zip(shape, x.shape, strict=True)),
         lambda: f"{op}: {table_name} is {list(table.shape)}, which does not broadcast to {name}, {list(x.shape)}",
     )
 
