@@ -191,12 +191,13 @@ def results_of(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def _check_sizes(proxy: Proxy, value: Any) -> None:
-    """Raise NotImplementedError if a size is symbolic in the graph where a guard makes it a number in the trace: loops
-    that broadcast a dim of size 1 would read beyond it."""
+    """Raise NotImplementedError if a size is symbolic in the graph where a guard makes it 1 in the trace: loops that
+    broadcast that dim would read beyond it."""
     if not isinstance(proxy, TensorProxy) or not isinstance(value, torch.Tensor):
         return
     for size, length in zip(proxy.shape, value.shape, strict=True):
-        if isinstance(size, int) and isinstance(length, torch.SymInt) and length.node.maybe_as_int() is None:
+        is_symbolic = isinstance(length, torch.SymInt) and length.node.maybe_as_int() is None
+        if is_symbolic and isinstance(size, int) and size == 1:
             raise NotImplementedError(f"{proxy} has a size of {length} in the graph of aten operators")
 
 

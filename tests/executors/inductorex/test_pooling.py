@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import forge
 from forge.executors.inductorex import lower
 from forge.executors.inductorex.aten_graph import decompositions
+from forge.torch_internals.versions import TORCH
 
 POOLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "larger": lambda x: F.avg_pool2d(x, 1280, ceil_mode=True),
@@ -45,6 +46,8 @@ def test_pools_are_eagers_at_every_size(name: str, monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(*gradients)
         assert gradients[0].stride() == gradients[1].stride()
     is_dynamic = "whole" not in name  # torch's functions take windows of known sizes
+    if TORCH < (2, 13):  # torch's fake implementation guards on a remainder
+        is_dynamic = is_dynamic and name != "larger in one dim"
     assert not failures and (len(forge.explain(jitted).recompiles) == 1 or not is_dynamic)
 
 
