@@ -33,6 +33,15 @@ MODELS: dict[str, Callable[[bool], tuple[nn.Module, Arguments]]] = {
         real, "DeepseekV3", 4, 512, 32_000, 1024, 6, 16, 16, inner=2816, moe_intermediate_size=512,
         n_routed_experts=16, num_experts_per_tok=4, n_group=1, topk_group=1, first_k_dense_replace=1,
     ),
+    "GPT-OSS": lambda real: causal(
+        real, "GptOss", 4, 512, 32_000, 1024, 8, 16, 4, inner=1024, head_dim=64, num_local_experts=8,
+        num_experts_per_tok=2, sliding_window=128,
+    ),
+    "LFM2": lambda real: causal(real, "Lfm2", 4, 1024, 65_536, 1024, 12, 16, 8, inner=4096),
+    "FNet-base": lambda real: encoder(real, "FNet", "ForMaskedLM", 16, 512, 32_000),
+    "Longformer-base": lambda real: encoder(
+        real, "Longformer", "ForSequenceClassification", 4, 1024, 30_522, attention_window=256 if real else 32
+    ),
     "ALBERT-base": lambda real: encoder(real, "Albert", "ForMaskedLM", 16, 512, 30_000, embedding_size=128),
     "ELECTRA-base": lambda real: encoder(real, "Electra", "ForSequenceClassification", 16, 512, 30_522),
     "DINOv2-B": lambda real: vision(real, "Dinov2", 32, **({} if real else _SMALL_VIT)),
@@ -46,8 +55,14 @@ MODELS: dict[str, Callable[[bool], tuple[nn.Module, Arguments]]] = {
     "EfficientNet-B0": lambda real: vision(
         real, "EfficientNet", 64, width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280
     ),
+    "PVT-v2-B2": lambda real: vision(real, "PvtV2", 32, **(_PVT_B2 if real else {})),
+    "PoolFormer-S24": lambda real: vision(real, "PoolFormer", 32, **({"depths": [4, 4, 12, 4]} if real else {})),
+    "FocalNet-T": lambda real: vision(
+        real, "FocalNet", 32, **({} if real else {"depths": [1, 1, 1, 1], "embed_dim": 32})
+    ),
     "RegNet-Y": lambda real: vision(real, "RegNet", 64, **({} if real else {"depths": [1, 1, 2, 1]})),
 }  # fmt: skip
+_PVT_B2 = {"depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 320, 512]}
 _SMALL_VIT = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768, "num_hidden_layers": 3}
 
 
@@ -123,3 +138,15 @@ def sam(real: bool) -> tuple[nn.Module, Arguments]:
     config = transformers.SamVisionConfig(**sizes, **({} if real else {"window_size": 4, "global_attn_indexes": [1]}))
     side = config.image_size
     return transformers.SamVisionModel(config), {"pixel_values": torch.randn(4 if real else 1, 3, side, side)}
+
+
+@_model("DPT, DINOv2")
+def dpt(real: bool) -> tuple[nn.Module, Arguments]:
+    stages = {"out_indices": [3, 6, 9, 12] if real else [1, 2, 3, 4], "reshape_hidden_states": False}
+    backbone = transformers.Dinov2Config(**({} if real else {**_SMALL_VIT, "num_hidden_layers": 4}), **stages)
+    small = {"reassemble_hidden_size": 192, "neck_hidden_sizes": [24, 48, 96, 192], "fusion_hidden_size": 32}
+    config = transformers.DepthAnythingConfig(
+        backbone_config=backbone, **({"reassemble_hidden_size": 768} if real else small)
+    )
+    batch, side = (8, 518) if real else (2, 112)
+    return transformers.DepthAnythingForDepthEstimation(config), {"pixel_values": torch.randn(batch, 3, side, side)}

@@ -77,6 +77,12 @@ def inline_attention(trace: Trace, context: Context) -> Trace:
     return transforms.inline_attention(trace, in_torch=partial(_runs_in_torch, context=context))
 
 
+def fuse_attention(trace: Trace, context: Context) -> Trace:
+    """Call attention where a model writes it out and torch has a kernel for it."""
+    strides, in_torch = partial(_strides_in_torch, context=context), partial(_runs_in_torch, context=context)
+    return transforms.fuse_attention(trace, has_no_kernel, strides, in_torch)
+
+
 def attention_masks(trace: Trace, context: Context) -> Trace:
     """Replace masks that depend on no input by equivalent flags, or the window, of attention."""
     return transforms.attention_masks(

@@ -17,6 +17,7 @@ from forge.transforms.dce import dce
 from forge.transforms.decoding_attention import decoding_attention
 from forge.transforms.folded_norms import fold_norms
 from forge.transforms.freezing import Freezing
+from forge.transforms.fused_attention import fuse_attention
 from forge.transforms.fused_biases import fuse_biases
 from forge.transforms.grouped_queries import grouped_queries
 from forge.transforms.in_place_reductions import reduce_in_place
@@ -57,6 +58,7 @@ __all__ = [
     "delete_last_used",
     "fold_constants",
     "fold_norms",
+    "fuse_attention",
     "fuse_biases",
     "fused_linear_cross_entropy",
     "grouped_queries",

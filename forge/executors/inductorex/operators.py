@@ -87,8 +87,6 @@ _WRONG = frozenset(
         aten.floor_divide,  # of infinities; of integers by zero, which ends the process
         aten.div.Tensor_mode,
         aten.div.Scalar_mode,
-        aten.avg_pool2d_backward,  # with ceil_mode
-        aten.avg_pool3d_backward,
         aten.fractional_max_pool3d,  # its samples are taken in reverse, as those of an image are
         aten.multilabel_margin_loss_forward,  # of a row with fewer targets than classes
         aten.frexp,  # of a tensor of one value: Inductor folds the call as if it returned one tensor
@@ -178,6 +176,7 @@ _EXACT = frozenset(
         aten.where,
     }
 )
+_POOL_GRADIENTS = frozenset({aten.avg_pool2d_backward, aten.avg_pool3d_backward})
 _SCATTERED_SUMS = frozenset({aten.scatter_add, aten.scatter_reduce})
 _NOTHING = frozenset({aten.detach.default, aten.alias.default})
 
@@ -212,6 +211,8 @@ def takes(bound: BoundSymbol, *, whole_program: bool = False, eager_numerics: bo
             return decline(f"{operator} adds values of half precision one by one, which torch's kernel does faster")
         if operator.overloadpacket is aten.upsample_nearest2d_backward and not _is_of_known_size(bound):
             return decline(f"Inductor has loops for {operator} of static sizes only")
+        if operator.overloadpacket in _POOL_GRADIENTS and (_is_on_cpu(bound) or _clips_windows(bound)):
+            return decline(f"Inductor's {operator} is slow on a CPU, and wrong with ceil_mode")
         if operator in INTERPOLATIONS and not tensors(bound.output)[0].dtype.is_floating_point:
             return decline(f"Inductor's loops for {operator} of integers round otherwise than torch's kernel")
         if operator is aten.upsample_bicubic2d.default and _is_on_cpu(bound):
@@ -239,6 +240,12 @@ def _adds_many_to_few(bound: BoundSymbol) -> bool:
             if added >= MANY * math.prod(map(hint_of, x.shape)):
                 return True
     return False
+
+
+def _clips_windows(bound: BoundSymbol) -> bool:
+    """Return whether a call is a gradient of avg_pool with ceil_mode."""
+    pools = [call.args for call in innermost(bound) if call.symbol is prims.avg_pool_backward]
+    return not pools or any(ceil_mode for _, _, _, _, _, ceil_mode, *_ in pools)
 
 
 def _adds_halves_on_gpu(bound: BoundSymbol) -> bool:

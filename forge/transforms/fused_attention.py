@@ -1,0 +1,395 @@
+"""Attention that a model writes out becomes a call of scaled_dot_product_attention, if torch has a kernel for it.
+
+    softmax(query @ key.transpose(-1, -2) / 8 + mask, -1) @ value
+        = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1 / 8)
+
+The kernel writes no scores to memory, and saves none for the backward. Products may be of matmul, bmm, baddbmm and
+einsum. Scores may be scaled, converted, masked with -inf, and reshaped in their leading dims. Attention stays written
+out if it drops weights, of which the kernel would draw others, and if anything else reads its scores or weights.
+
+Source: torch/_inductor/fx_passes/fuse_attention.py, which has a pattern for each way to write it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, reduce
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+
+from forge import clang, prims, torchlang
+from forge.ir import BoundSymbol, TensorProxy, Trace, recording
+from forge.ir.proxies import Dim
+from forge.prims.core import same_shape
+from forge.transforms.dce import live_calls
+from forge.transforms.grad import active_names, is_differentiated
+from forge.transforms.makers import Makers, innermost
+from forge.transforms.replacement import record_as
+from forge.transforms.result_strides import StandIns, Strides, asks_for_strides, results_to_restore
+
+ATTENTION = torchlang.scaled_dot_product_attention
+_SOFTMAX = frozenset({torchlang.softmax, torchlang.find(torch.nn.functional.softmax)})
+_PRODUCTS = frozenset({torchlang.matmul, torchlang.bmm})
+_BROADCASTS = frozenset({prims.broadcast_in_dim, prims.full})  # of numbers and masks
+_MATRIX = 2  # dims
+_HEADS = 4  # dims of a query: batch, heads, length, width
+
+Shape = tuple[Dim, ...]
+
+
+class _Product(NamedTuple):
+    """A batched product of matrices.
+
+    left, right: The factors; permuted to `left_order` and `right_order` if those are given, they are (*batch, rows,
+        inner) and (*batch, inner, columns). order: The order of the result's dims, as of (*batch, rows, columns).
+    """
+
+    left: TensorProxy
+    right: TensorProxy
+    left_order: tuple[int, ...] | None = None
+    right_order: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = None
+
+
+class _Mask(NamedTuple):
+    """What is added to scores of a shape. One of bools hides scores where it is True, or shows them."""
+
+    tensor: TensorProxy
+    scores: Shape
+    hides: bool = False
+
+
+class _Scores(NamedTuple):
+    """The scores of attention: scale * product + masks. shape: with batch and heads, if any form of them has these."""
+
+    product: _Product
+    scale: float
+    masks: tuple[_Mask, ...]
+    shape: Shape
+
+
+class _Attention(NamedTuple):
+    """Attention as a model writes it; `product` is that of its weights and the value."""
+
+    scores: _Scores
+    product: _Product
+
+
+def fuse_attention(
+    trace: Trace,
+    has_no_kernel: Callable[[dict[str, Any], tuple[bool, ...]], bool],
+    strides: Callable[[Trace], Strides],
+    in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
+) -> Trace:
+    """Return the trace with calls of attention where it is written out.
+
+    Args:
+        trace: The program.
+        has_no_kernel: Returns whether torch has no kernel for a call, from its arguments and from which of query, key,
+            value and mask a gradient may flow to.
+        strides: Returns torch's strides of the values of a trace, by name.
+        in_torch: Returns whether a call runs as torch runs it.
+    """
+    if asks_for_strides(trace) or all(_SOFTMAX.isdisjoint((bound.symbol,)) for bound in trace.bound_symbols):
+        return trace
+    matcher, active, sites = _Matcher(trace, in_torch), active_names(trace), dict[str, _Attention]()
+    for bound in trace.bound_symbols:
+        attention = matcher.match(bound)
+        if attention is None:
+            continue
+        with recording(trace.derive("arguments"), clang.language):
+            arguments = _arguments(attention, {})
+        if arguments is None or has_no_kernel(arguments, _flows(attention, active, bound)):
+            continue
+        sites[bound.output.name] = attention
+    if not sites:
+        return trace
+    restored = results_to_restore(trace, lambda bound: not sites.keys().isdisjoint(bound.outputs), strides)
+    return trace if restored is None else _rewrite(trace, sites, restored)
+
+
+def _flows(attention: _Attention, active: set[str], last: BoundSymbol) -> tuple[bool, ...]:
+    """Return which of query, key, value and mask a gradient may flow to."""
+    query, key, *_ = attention.scores.product
+    masks = [mask.tensor for mask in attention.scores.masks]
+    operands = [query], [key], [attention.product.right], masks
+    return tuple(is_differentiated(last) and any(x.name in active for x in each) for each in operands)
+
+
+def _rewrite(trace: Trace, sites: dict[str, _Attention], restored: dict[str, TensorProxy]) -> Trace:
+    new = trace.derive("fuse_attention")
+    stand_ins = StandIns(new, restored)
+    with recording(new, clang.language):
+        for bound in trace.bound_symbols:
+            attention = sites.get(bound.output.name) if isinstance(bound.output, TensorProxy) else None
+            if attention is None:
+                new.record(stand_ins.substitute(bound))
+                continue
+            output = stand_ins.values.get(bound.output.name, bound.output)
+            with new.set_tags(bound.tags, bound.source):
+                record_as(new, output, partial(_attend, attention, stand_ins.values))
+        stand_ins.restore()
+    new.bound_symbols[:] = live_calls(new.bound_symbols, new.output_names)
+    return new
+
+
+def _attend(attention: _Attention, values: Mapping[str, TensorProxy]) -> TensorProxy:
+    arguments, product = _arguments(attention, values), attention.product
+    assert arguments is not None, "they were recorded before"
+    result = ATTENTION(**arguments)
+    return _permuted(clang.reshape(result, (*product.left.shape[:-1], result.shape[-1])), product.order)
+
+
+# matching
+
+
+class _Matcher:
+    def __init__(self, trace: Trace, in_torch: Callable[[BoundSymbol], bool]) -> None:
+        self._makers = Makers(trace)
+        self._reads = Counter(chain(trace.output_names, *(set(bound.inputs) for bound in trace.bound_symbols)))
+        self._in_torch = in_torch
+
+    def match(self, last: BoundSymbol) -> _Attention | None:
+        """Return the attention whose last call, the product of weights and value, is this one."""
+        for product in _products(last):
+            if product.left_order is not None:
+                continue
+            x, shapes = product.left, [tuple(product.left.shape)]
+            while (call := self._maker(x, last)) is not None and call.symbol not in _SOFTMAX:
+                operand = _converted(call)
+                if operand is None:
+                    break
+                x = operand
+                shapes.append(tuple(x.shape))
+            if call is None or call.symbol not in _SOFTMAX or not self._in_torch(call) or not self._in_torch(last):
+                continue
+            arguments = call.symbol.bind(call.args, call.kwargs)
+            if arguments["dim"] in (-1, x.ndim - 1):
+                scores = self._scores(arguments["input"], last, 1.0, (), shapes)
+                return None if scores is None else _Attention(scores, product)
+        return None
+
+    def _maker(self, x: TensorProxy, last: BoundSymbol) -> BoundSymbol | None:
+        """Return the call that computes a value which nothing else reads."""
+        call = self._makers.calls.get(x.name)
+        is_own = call is not None and self._reads[x.name] == 1 and isinstance(call.output, TensorProxy)
+        return call if is_own and call is not None and call.mode == last.mode else None
+
+    def _scores(
+        self, x: TensorProxy, last: BoundSymbol, scale: float, masks: tuple[_Mask, ...], shapes: list[Shape]
+    ) -> _Scores | None:
+        """Return the scores whose remaining operations, masks and scale come before these."""
+        call, shapes = self._maker(x, last), [*shapes, tuple(x.shape)]
+        if call is None:
+            return None
+        product, addend, factor = self._product(call)
+        if product is not None:
+            if addend is not None:
+                masks = (*masks, _Mask(addend, shapes[-1]))
+            if not self._in_torch(call) or (addend is not None and scale != 1):
+                return None
+            with_heads = [shape for shape in shapes if len(shape) == _HEADS]
+            return _Scores(self._with_base(product), scale * factor, masks, (with_heads or shapes)[0])
+        operand = _converted(call)
+        if operand is not None:
+            return self._scores(operand, last, scale, masks, shapes)
+        operand, factor = _scaled(call)
+        if operand is not None:
+            return self._scores(operand, last, scale * factor, masks, shapes)
+        masked = self._masked(call, shapes[-1])
+        if masked is not None:
+            return self._scores(masked[0], last, scale, (*masks, masked[1]), shapes)
+        for operand, mask in _sums(call) if scale == 1 else ():
+            result = self._scores(operand, last, scale, (*masks, _Mask(mask, shapes[-1])), shapes)
+            if result is not None:
+                return result
+        return None
+
+    def _product(self, call: BoundSymbol) -> tuple[_Product | None, TensorProxy | None, float]:
+        """Return the product that a call computes, what it adds to it, and the factor of the product."""
+        if call.symbol is torchlang.baddbmm:
+            arguments = call.symbol.bind(call.args, call.kwargs)
+            addend, left, right, beta, alpha = (
+                arguments[name] for name in ("input", "batch1", "batch2", "beta", "alpha")
+            )
+            if beta in (0, 1) and isinstance(alpha, (int, float)):
+                return _Product(left, right), addend if beta else None, alpha
+        return next((each for each in _products(call) if each.order is None), None), None, 1.0
+
+    def _with_base(self, product: _Product) -> _Product:
+        """Return the product of scores with the key that was transposed for it."""
+        maker = self._makers.prim(product.right.name)
+        if product.right_order is not None or maker is None or maker.symbol is not prims.permute:
+            return product
+        key, order = maker.args
+        return product._replace(right=key, right_order=tuple(order))
+
+    def _masked(self, call: BoundSymbol, shape: Shape) -> tuple[TensorProxy, _Mask] | None:
+        """Return the scores and the mask of a call that fills scores with -inf."""
+        if call.symbol not in (torchlang.masked_fill, torchlang.where):
+            return None
+        arguments = list(call.symbol.bind(call.args, call.kwargs).values())
+        hides = call.symbol is torchlang.masked_fill
+        scores, mask, value = arguments if hides else (arguments[1], arguments[0], arguments[2])
+        is_scores = isinstance(scores, TensorProxy) and same_shape(scores.shape, shape)
+        is_filled = is_scores and mask.dtype == torch.bool and self._number(value) == -math.inf
+        return (scores, _Mask(mask, shape, hides)) if is_filled else None
+
+    def _number(self, value: Any) -> Any:
+        """Return a number, or that of which a tensor is full."""
+        maker = self._makers.prim(value.name) if isinstance(value, TensorProxy) else None
+        return maker.args[1] if maker is not None and maker.symbol is prims.full else value
+
+
+def _converted(call: BoundSymbol) -> TensorProxy | None:
+    """Return the values that a call converts to another dtype, or reshapes in their leading dims."""
+    prim = _only_prim(call)
+    if prim is None or prim.symbol not in (prims.convert_element_type, prims.reshape):
+        return None
+    x: TensorProxy = prim.args[0]
+    is_matrix = same_shape(x.shape[-_MATRIX:], prim.output.shape[-_MATRIX:])
+    return x if is_matrix and x.dtype.is_floating_point and prim.output.dtype.is_floating_point else None
+
+
+def _scaled(call: BoundSymbol) -> tuple[TensorProxy | None, float]:
+    """Return the values that a call multiplies or divides by a number, and the factor."""
+    prim = _only_prim(call)
+    if prim is None or prim.symbol not in (prims.mul, prims.div):
+        return None, 1.0
+    x, number = prim.args
+    if prim.symbol is prims.mul and not isinstance(x, TensorProxy):
+        x, number = number, x
+    is_scaled = isinstance(x, TensorProxy) and type(number) in (int, float) and math.isfinite(number) and number != 0
+    return (x, number if prim.symbol is prims.mul else 1 / number) if is_scaled else (None, 1.0)
+
+
+def _sums(call: BoundSymbol) -> Iterator[tuple[TensorProxy, TensorProxy]]:
+    """Yield the terms of a sum, in both orders: the one that may be scores, of the sum's shape, and the mask."""
+    prim = _only_prim(call)
+    if prim is None or prim.symbol is not prims.add or call.symbol is not torchlang.add:
+        return
+    one, other, alpha = (call.symbol.bind(call.args, call.kwargs)[name] for name in ("input", "other", "alpha"))
+    if not isinstance(one, TensorProxy) or not isinstance(other, TensorProxy) or alpha != 1 or one is other:
+        return
+    for scores, mask in ((one, other), (other, one)):
+        if same_shape(scores.shape, call.output.shape) and mask.dtype.is_floating_point:
+            yield scores, mask
+
+
+def _only_prim(call: BoundSymbol) -> BoundSymbol | None:
+    """Return the only prim of a call that does not broadcast."""
+    inner = [prim for prim in innermost(call) if prim.symbol not in _BROADCASTS]
+    return inner[0] if len(inner) == 1 and isinstance(inner[0].output, TensorProxy) else None
+
+
+def _products(call: BoundSymbol) -> Iterator[_Product]:
+    """Yield the products of batches of matrices that a call computes: of einsum, with the factors in both orders."""
+    if call.symbol in _PRODUCTS:
+        left, right = list(call.symbol.bind(call.args, call.kwargs).values())[:2]
+        if left.ndim == right.ndim > _MATRIX and same_shape(left.shape[:-_MATRIX], right.shape[:-_MATRIX]):
+            yield _Product(left, right)
+    elif call.symbol is torchlang.einsum and isinstance(call.args[0], str):
+        factors = call.args[1] if isinstance(call.args[1], (tuple, list)) else call.args[1:]
+        terms, _, result = call.args[0].replace(" ", "").partition("->")
+        labels = terms.split(",")
+        if len(factors) == len(labels) == 2 and all(each.isalpha() for each in (*labels, result)):
+            for first, second in ((0, 1), (1, 0)):
+                product = _einsum(factors[first], factors[second], labels[first], labels[second], result)
+                if product is not None:
+                    yield product
+
+
+def _einsum(left: TensorProxy, right: TensorProxy, of_left: str, of_right: str, result: str) -> _Product | None:
+    """Return the product of matrices that dims of these labels have; None for another sum of products."""
+    batch = [label for label in result if label in of_left and label in of_right]
+    inner, rows, columns = (
+        "".join(label for label in of_left if label in of_right and label not in result),
+        "".join(label for label in of_left if label not in of_right),
+        "".join(label for label in of_right if label not in of_left),
+    )
+    orders = (*batch, rows, inner), (*batch, inner, columns), (*batch, rows, columns)
+    if not batch or any(len(label) != 1 for label in (inner, rows, columns)):
+        return None
+    if any(
+        len(set(each)) != len(each) or set(each) != set(order)
+        for each, order in zip((of_left, of_right, result), orders, strict=True)
+    ):
+        return None  # a diagonal, or a sum over one factor's dim
+    sizes = [(left.shape[of_left.index(label)], right.shape[of_right.index(label)]) for label in (*batch, inner)]
+    if not same_shape(*zip(*sizes, strict=True)):
+        return None
+    places = [tuple(map(of_left.index, orders[0])), tuple(map(of_right.index, orders[1]))]
+    places.append(tuple(map(orders[2].index, result)))
+    return _Product(left, right, *(None if order == tuple(range(len(order))) else order for order in places))
+
+
+# the call
+
+
+def _arguments(attention: _Attention, values: Mapping[str, TensorProxy]) -> dict[str, Any] | None:
+    """Record the arguments of the call of attention, and return them; None if torch's function does not take them.
+
+    values: Values to read in place of others, by name.
+    """
+    scores, product = attention.scores, attention.scores.product
+    left, right, value = (values.get(x.name, x) for x in (product.left, product.right, attention.product.right))
+    batch = scores.shape[:-_MATRIX]
+    if len(batch) not in (1, _HEADS - _MATRIX) or not left.dtype == right.dtype == value.dtype:
+        return None
+    masks = []
+    for mask in scores.masks:
+        tensor = _with_heads(values.get(mask.tensor.name, mask.tensor), mask.scores, scores.shape)
+        if tensor is None or tensor.dtype not in (torch.bool, left.dtype):
+            return None
+        masks.append(tensor)
+    order = product.right_order or tuple(range(right.ndim))
+    key = _permuted(right, (*order[:-_MATRIX], order[-1], order[-_MATRIX]))
+    heads = (*batch, 1)[: _HEADS - _MATRIX]
+    query, key, value = (
+        clang.reshape(x, (*heads, *x.shape[-_MATRIX:]))
+        for x in (_permuted(left, product.left_order), key, _permuted(value, attention.product.right_order))
+    )
+    width = query.shape[-1]
+    is_default = isinstance(width, int) and math.isclose(scores.scale, width**-0.5, rel_tol=1e-6)
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "attn_mask": _joined(masks, [mask.hides for mask in scores.masks], left.dtype),
+        "dropout_p": 0.0,
+        "is_causal": False,
+        "scale": None if is_default else scores.scale,
+        "enable_gqa": False,
+    }
+
+
+def _permuted(x: TensorProxy, order: tuple[int, ...] | None) -> TensorProxy:
+    return x if order is None or order == tuple(range(x.ndim)) else prims.permute(x, order)
+
+
+def _with_heads(mask: TensorProxy, scores: Shape, shape: Shape) -> TensorProxy | None:
+    """Return the mask of scores that broadcasts to `shape`, with heads; None if it cannot be reshaped."""
+    if mask.ndim <= _MATRIX or len(shape) == len(scores) == _HEADS:
+        return mask
+    if len(shape) < _HEADS:  # scores without heads, which get one
+        return clang.reshape(mask, (mask.shape[0], 1, *mask.shape[1:])) if mask.ndim == len(shape) else None
+    is_of_each = same_shape(mask.shape[:-_MATRIX], scores[:-_MATRIX])
+    return clang.reshape(mask, (*shape[:-_MATRIX], *mask.shape[-_MATRIX:])) if is_of_each else None
+
+
+def _joined(masks: list[TensorProxy], hides: list[bool], dtype: torch.dtype) -> TensorProxy | None:
+    """Return the mask of bools, or the sum of all masks."""
+    shown = [clang.logical_not(mask) if hidden else mask for mask, hidden in zip(masks, hides, strict=True)]
+    if len(shown) < 2:
+        return shown[0] if shown else None
+    added = [_additive(mask, dtype) for mask in shown]
+    return reduce(clang.add, added)
+
+
+def _additive(mask: TensorProxy, dtype: torch.dtype) -> TensorProxy:
+    if mask.dtype != torch.bool:
+        return mask
+    zeros = torchlang.zeros_like(mask, dtype=dtype)
+    return torchlang.masked_fill(zeros, clang.logical_not(mask), -math.inf)
