@@ -12,3 +12,4 @@ from forge.clang.linalg import *  # noqa: F403
 from forge.clang.promotion import *  # noqa: F403
 from forge.clang.reduction import *  # noqa: F403
 from forge.clang.shape import *  # noqa: F403
+from forge.clang.sinks import *  # noqa: F403

@@ -77,6 +77,12 @@ def inline_attention(trace: Trace, context: Context) -> Trace:
     return transforms.inline_attention(trace, in_torch=partial(_runs_in_torch, context=context))
 
 
+def separate_sinks(trace: Trace, context: Context) -> Trace:
+    """Compute softmax of scores and attention sinks without joining them."""
+    strides, in_torch = partial(_strides_in_torch, context=context), partial(_runs_in_torch, context=context)
+    return transforms.separate_sinks(trace, strides, in_torch)
+
+
 def fuse_attention(trace: Trace, context: Context) -> Trace:
     """Call attention where a model writes it out and torch has a kernel for it."""
     strides, in_torch = partial(_strides_in_torch, context=context), partial(_runs_in_torch, context=context)

@@ -287,6 +287,7 @@ PIPELINE: tuple[Pass, ...] = (
     _torch_pass(passes.move_indices, when=_is_program),
     _torch_pass(passes.slice_counted, when=_may_round_otherwise),
     _torch_pass(passes.inline_attention, when=_may_round_otherwise),
+    _torch_pass(passes.separate_sinks, when=_may_round_otherwise),
     _torch_pass(passes.fuse_attention, when=_may_round_otherwise),
     _torch_pass(passes.attention_masks, when=_is_program),
     _torch_pass(passes.grouped_queries, when=_is_program),

@@ -4,6 +4,7 @@ from forge.support.deprecation import renamed_attributes
 from forge.transforms.attention_blocks import attention_blocks
 from forge.transforms.attention_composition import compose_attention
 from forge.transforms.attention_masks import attention_masks
+from forge.transforms.attention_sinks import separate_sinks
 from forge.transforms.bounded_indices import mark_bounded
 from forge.transforms.channels_last import channels_last
 from forge.transforms.collective_overlap import overlap_calls
@@ -79,6 +80,7 @@ __all__ = [
     "row_major",
     "row_products",
     "scatter_in_place",
+    "separate_sinks",
     "slice_counted",
     "sum_few_rows",
     "unfuse_addends",

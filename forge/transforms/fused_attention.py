@@ -27,7 +27,7 @@ from forge.transforms.dce import live_calls
 from forge.transforms.grad import active_names, is_differentiated
 from forge.transforms.makers import Makers, innermost
 from forge.transforms.replacement import record_as
-from forge.transforms.result_strides import StandIns, Strides, asks_for_strides, results_to_restore
+from forge.transforms.result_strides import StandIns, Strides, results_to_restore
 
 ATTENTION = torchlang.scaled_dot_product_attention
 _SOFTMAX = frozenset({torchlang.softmax, torchlang.find(torch.nn.functional.softmax)})
@@ -92,7 +92,7 @@ def fuse_attention(
         strides: Returns torch's strides of the values of a trace, by name.
         in_torch: Returns whether a call runs as torch runs it.
     """
-    if asks_for_strides(trace) or all(_SOFTMAX.isdisjoint((bound.symbol,)) for bound in trace.bound_symbols):
+    if _SOFTMAX.isdisjoint(bound.symbol for bound in trace.bound_symbols):
         return trace
     matcher, active, sites = _Matcher(trace, in_torch), active_names(trace), dict[str, _Attention]()
     for bound in trace.bound_symbols:

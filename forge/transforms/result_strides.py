@@ -23,13 +23,18 @@ _STRIDED = frozenset({torchlang.as_strided, torchlang.as_strided_copy})  # read 
 
 def asks_for_strides(trace: Trace) -> bool:
     """Return whether a call's values may depend on the strides of its arguments."""
-    return any(_LAID_OUT & bound.all_tags or bound.symbol in _STRIDED for bound in trace.bound_symbols)
+    return any(map(_asks_for_strides, trace.bound_symbols))
+
+
+def _asks_for_strides(bound: BoundSymbol) -> bool:
+    return bool(_LAID_OUT & bound.all_tags) or bound.symbol in _STRIDED
 
 
 def results_to_restore(
     trace: Trace, is_laid_out: Callable[[BoundSymbol], bool], strides: Callable[[Trace], Strides]
 ) -> dict[str, TensorProxy] | None:
-    """Return the results, and the operands of draws, that may have other strides once the results of some calls have,
+    """Return the results, and the operands of calls that depend on strides, that have other strides if the results of
+    some calls have,
     and are contiguous in eager; None if one is not.
 
     is_laid_out: whether a call's results have other strides. strides: those of all values in torch, which may be slow
@@ -38,7 +43,7 @@ def results_to_restore(
     changed: set[str] = set()
     observable = tensors(trace.output)
     for bound in trace.bound_symbols:
-        if draws(bound):
+        if _depends_on_strides(bound):
             observable += tensors((bound.args, bound.kwargs))
             continue
         follows = bound.symbol not in _IN_ROWS and not changed.isdisjoint(bound.inputs)
@@ -54,6 +59,10 @@ def results_to_restore(
 def draws(bound: BoundSymbol) -> bool:
     """Return whether a call draws random numbers."""
     return Tag.RANDOM in bound.all_tags
+
+
+def _depends_on_strides(bound: BoundSymbol) -> bool:
+    return draws(bound) or _asks_for_strides(bound)
 
 
 def _is_contiguous(proxy: TensorProxy, strides: tuple[Dim, ...] | None) -> bool:
@@ -84,8 +93,8 @@ class StandIns:
         self._pending = dict(results)
 
     def substitute(self, bound: BoundSymbol) -> BoundSymbol:
-        """Return a call of the new values; a draw reads the results themselves."""
-        if not draws(bound):
+        """Return a call of the new values; one that depends on strides reads the results themselves."""
+        if not _depends_on_strides(bound):
             return substitute(bound, self.values)
         with self._new.set_tags(bound.tags & {Tag.RECOMPUTE}, bound.source):  # gradients may flow to other readers
             self.restore(bound.inputs)
