@@ -1,0 +1,164 @@
+"""Attention that a model writes out is one call of torch's attention; attention sinks stay apart from the scores."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forge
+from forge.executors.torchex.attention import ATTENDING
+from forge.ir import BoundSymbol
+
+B, H, L, S, E = 2, 3, 8, 10, 16
+QUERY, KEY, ROWS, COLUMNS = (B, H, L, E), (B, H, S, E), (B * H, L, E), (B * H, S, E)
+
+
+class Program(NamedTuple):
+    """A program, the shapes of the tensors that need gradients, and its masks: of bools if `shape` ends with "b"."""
+
+    function: Callable
+    shapes: tuple[tuple[int, ...], ...] = (QUERY, KEY, KEY)
+    masks: tuple[tuple, ...] = ()
+
+
+def in_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As BART's: the products are of three dims, the mask is added to four."""
+    scores = torch.bmm(q, k.transpose(1, 2)).view(B, H, L, S) + mask
+    weights = F.dropout(F.softmax(scores.view(B * H, L, S), -1), 0.1, False)
+    return torch.bmm(weights, v).view(B, H, L, E).transpose(1, 2).reshape(B, L, H * E)
+
+
+def with_alibi(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, alibi: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """As BLOOM's: the bias is added by the product, and the softmax is of float32."""
+    scores = alibi.baddbmm(batch1=q, batch2=k, beta=1.0, alpha=0.25).view(B, H, L, S) + mask
+    weights = F.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+    return torch.bmm(weights.view(B * H, L, S), v)
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    hidden = torch.tril(torch.ones(L, L)) == 0
+    return F.softmax((q @ k.mT / math.sqrt(E)).masked_fill(hidden, float("-inf")), -1) @ v
+
+
+def of_sums(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    weights = torch.einsum("bqhd,bkhd->bhqk", q, k).div(4).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(B, L, H * E) + 1
+
+
+FUSED: dict[str, Program] = {
+    "plain": Program(lambda q, k, v: (q @ k.transpose(-1, -2) / math.sqrt(E)).softmax(-1) @ v),
+    "scaled before": Program(lambda q, k, v: torch.matmul(F.softmax(torch.matmul(q * 0.3, k.mT), dim=3), v)),
+    "a transposed key": Program(lambda q, k, v: ((q @ k) * 0.2).softmax(-1) @ v, (QUERY, (B, H, E, S), KEY)),
+    "without heads": Program(lambda q, k, v: torch.bmm(F.softmax(torch.bmm(q, k.mT), -1), v), (ROWS, COLUMNS, COLUMNS)),
+    "sums of products": Program(of_sums, ((B, L, H, E), (B, S, H, E), (B, S, H, E))),
+    "in heads": Program(in_heads, (ROWS, COLUMNS, COLUMNS), ((B, 1, L, S),)),
+    "with alibi": Program(with_alibi, (ROWS, (B * H, E, S), COLUMNS), ((B * H, 1, S), (B, 1, L, S))),
+    "causal": Program(causal, (QUERY, QUERY, QUERY)),
+    "hidden scores": Program(
+        lambda q, k, v, mask: (q @ k.mT).masked_fill(mask == 0, -math.inf).softmax(-1) @ v, masks=((1, 1, L, S, "b"),)
+    ),
+    "shown scores and a bias": Program(
+        lambda q, k, v, mask, bias: (torch.where(mask, q @ k.mT * 0.2, torch.tensor(-math.inf)) + bias).softmax(-1) @ v,
+        masks=((B, 1, 1, S, "b"), (1, H, L, S)),
+    ),
+    "two masks": Program(
+        lambda q, k, v, mask, bias: ((q @ k.mT * 0.2 + mask) + bias).softmax(-1) @ v, masks=((L, S), (1, H, L, S))
+    ),
+}
+WRITTEN_OUT: dict[str, Program] = {
+    "a finite value for hidden scores": Program(
+        lambda q, k, v: (q @ k.mT).masked_fill(torch.ones(L, S).tril() == 0, -1e9).softmax(-1) @ v
+    ),
+    "weights are returned": Program(lambda q, k, v: (weights := (q @ k.mT).softmax(-1), weights @ v)[::-1]),
+    "weights are scaled": Program(lambda q, k, v: ((q @ k.mT).softmax(-1) * 2) @ v),
+    "softmax of columns": Program(lambda q, k, v: (q @ k.mT).softmax(-2) @ v),
+    "a scaled mask": Program(lambda q, k, v, mask: ((q @ k.mT + mask) * 0.5).softmax(-1) @ v, masks=((B, 1, L, S),)),
+    "a broadcast key": Program(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, (QUERY, (B, 1, S, E), (B, 1, S, E))),
+    "dropped weights": Program(lambda q, k, v: (torch.manual_seed(1), F.dropout((q @ k.mT).softmax(-1), 0.5) @ v)[1]),
+}
+
+
+def run(program: Program, dtype: torch.dtype) -> Callable:
+    """Compare a program's values, strides and gradients with eager's, and return it compiled."""
+    torch.manual_seed(0)
+    jitted, function = forge.jit(program.function), program.function
+    masks = [
+        (torch.rand(shape[:-1]) > 0.3).logical_or(torch.arange(S) == 0)
+        if shape[-1] == "b"
+        else torch.randn(shape, dtype=dtype)
+        for shape in program.masks
+    ]
+    for requires_grad in (True, False):
+        values = [torch.randn(shape, dtype=dtype) for shape in program.shapes]
+        ours, theirs = ([x.clone().requires_grad_(requires_grad) for x in values] for _ in range(2))
+        results = jitted(*ours, *masks), function(*theirs, *masks)
+        actual, expected = (each[0] if isinstance(each, tuple) else each for each in results)
+        tolerance = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(actual, expected, **tolerance)
+        assert actual.stride() == expected.stride()
+        if requires_grad:
+            cotangent = torch.randn_like(expected)
+            for result in (actual, expected):
+                result.backward(cotangent)
+            for one, other in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(one.grad, other.grad, **tolerance)
+                assert one.grad is not None and other.grad is not None and one.grad.stride() == other.grad.stride()
+    return jitted
+
+
+def attention_of(jitted: Callable) -> list[BoundSymbol]:
+    """Return torch's attention calls in the program that was compiled last."""
+    calls = forge.last_traces(jitted)[-1].bound_symbols
+    return [bound for bound in calls if str(bound.symbol.id).removeprefix("torch.") in ATTENDING]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FUSED)
+def test_torchs_kernel_runs_attention_that_is_written_out(name: str, dtype: torch.dtype) -> None:
+    assert attention_of(run(FUSED[name], dtype))
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_what_torchs_kernel_does_not_compute_stays_written_out(name: str) -> None:
+    assert not attention_of(run(WRITTEN_OUT[name], torch.float32))
+
+
+def test_a_constant_causal_mask_is_a_flag() -> None:
+    jitted = run(FUSED["causal"], torch.float32)
+    (call,) = attention_of(jitted)
+    assert call.kwargs["is_causal"] and call.kwargs["attn_mask"] is None
+
+
+def test_exact_numerics_keep_it_written_out() -> None:
+    query = torch.randn(QUERY)
+    jitted = forge.jit(FUSED["plain"].function, numerics="eager")
+    jitted(query, query, query)
+    assert not attention_of(jitted)
+
+
+def with_sinks(scores: torch.Tensor, sinks: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As GPT-OSS's."""
+    joined = torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(B, -1, L, -1)], dim=-1)
+    joined = joined - joined.max(dim=-1, keepdim=True).values
+    shares = F.softmax(joined, dim=-1, dtype=joined.dtype)
+    return (shares[..., :-1] @ value).transpose(1, 2).flatten(2) @ weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sinks_are_not_joined_to_the_scores(dtype: torch.dtype) -> None:
+    shapes = ((B, H, L, S), (H,), KEY, (H * E, 5))
+    jitted = run(Program(with_sinks, shapes), dtype)
+    traces = forge.last_traces(jitted)
+    assert [each.stage for each in traces].count("separate_sinks") == 1 and "torch.cat" not in str(traces[-1])
+
+
+def test_gradients_of_sinks() -> None:
+    shapes = ((B, H, L, S), (H,), KEY, (H * E, 5))
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    jitted = forge.jit(with_sinks)
+    assert torch.autograd.gradcheck(jitted, inputs) and torch.autograd.gradgradcheck(jitted, inputs)
