@@ -5,7 +5,8 @@
 
 The kernel writes no scores to memory, and saves none for the backward. Products may be of matmul, bmm, baddbmm and
 einsum. Scores may be scaled, converted, masked with -inf, and reshaped in their leading dims. Attention stays written
-out if it drops weights, of which the kernel would draw others, and if anything else reads its scores or weights.
+out if it drops weights, of which the kernel would draw others, and if anything else reads its scores or weights. A row
+whose scores are all -inf is 0, where it is nan written out.
 
 Source: torch/_inductor/fx_passes/fuse_attention.py, which has a pattern for each way to write it.
 """
