@@ -64,10 +64,10 @@ class Layout(NamedTuple):
         """Return the same layout with its sizes written as in `shape`, of equal sizes: a guard may have told that what
         torch's function computes is one."""
         pairs = [(a, b) for a, b in zip(self.shape, shape, strict=True) if isinstance(b, int) and a is not b]
-        known = {a.node.expr: b for a, b in pairs if isinstance(a, SYMBOLIC_TYPES)}
-        if not known:
+        values = {a.node.expr: b for a, b in pairs if isinstance(a, SYMBOLIC_TYPES)}
+        if not values:
             return self
-        strides = tuple(_rewritten(each, known) for each in self.strides)
+        strides = tuple(_rewritten(each, values) for each in self.strides)
         return self._replace(shape=tuple(shape), strides=strides)
 
     @classmethod
@@ -89,12 +89,12 @@ def _static_size(length: Dim) -> Dim:
     return length if size is None else size
 
 
-def _rewritten(length: Dim, known: dict[Any, int]) -> Dim:
+def _rewritten(length: Dim, values: dict[Any, int]) -> Dim:
     """Return a length in which expressions of symbols are replaced by the integers that they equal."""
     if not isinstance(length, SYMBOLIC_TYPES):
         return length
     node = length.node
-    return _static_size(node.shape_env.create_symintnode(node.expr.subs(known), hint=node.hint))
+    return _static_size(node.shape_env.create_symintnode(node.expr.subs(values), hint=node.hint))
 
 
 class FakeRun(NamedTuple):

@@ -382,10 +382,10 @@ def _with_heads(mask: TensorProxy, scores: Shape, shape: Shape) -> TensorProxy |
 
 def _joined(masks: list[TensorProxy], hides: list[bool], dtype: torch.dtype) -> TensorProxy | None:
     """Return the mask of bools, or the sum of all masks."""
-    shown = [clang.logical_not(mask) if hidden else mask for mask, hidden in zip(masks, hides, strict=True)]
-    if len(shown) < 2:
-        return shown[0] if shown else None
-    added = [_additive(mask, dtype) for mask in shown]
+    visible = [clang.logical_not(mask) if hidden else mask for mask, hidden in zip(masks, hides, strict=True)]
+    if len(visible) < 2:
+        return visible[0] if visible else None
+    added = [_additive(mask, dtype) for mask in visible]
     return reduce(clang.add, added)
 
 
