@@ -37,7 +37,10 @@ MODELS: dict[str, Callable[[bool], tuple[nn.Module, Arguments]]] = {
         real, "GptOss", 4, 512, 32_000, 1024, 8, 16, 4, inner=1024, head_dim=64, num_local_experts=8,
         num_experts_per_tok=2, sliding_window=128,
     ),
-    "LFM2": lambda real: causal(real, "Lfm2", 4, 1024, 65_536, 1024, 12, 16, 8, inner=4096),
+    "LFM2": lambda real: causal(
+        real, "Lfm2", 4, 1024, 65_536, 1024, 12, 16, 8, inner=4096,
+        layer_types=["conv", "conv", "full_attention"] * (4 if real else 1),
+    ),
     "FNet-base": lambda real: encoder(real, "FNet", "ForMaskedLM", 16, 512, 32_000),
     "Longformer-base": lambda real: encoder(
         real, "Longformer", "ForSequenceClassification", 4, 1024, 30_522, attention_window=256 if real else 32
