@@ -1,12 +1,12 @@
-"""Compiling a manifest's sources: once for all that decides what comes out, and kept in the user's cache.
+"""The build of a manifest's sources: compiled once for each set of inputs, and kept in the user's cache.
 
-builds/<library>-<key>/       the library, and build.json: what it was made of and what it registers
-builds/<library>-<key>.lock   held by who builds it; the system frees it however its holder ends
+builds/<library>-<key>/       the library, and build.json: its inputs and the operators that it registers
+builds/<library>-<key>.lock   held by the process that builds it; the system frees it however that process ends
 
 The key is a hash of the sources and headers, the flags, the compilers, torch and its C++ ABI, the ABI of Python, and
-what the code runs on. Each file is read once: the bytes that are hashed are written to a new folder, which is all that
-the compiler sees of them; its result is moved to its place whole. Only folders that the user names have sources: what
-the Hub holds of a kernel is its build/ alone.
+the target hardware. Each file is read once: the bytes that are hashed are written to a new folder, and the compiler
+sees nothing else; its result is moved into place atomically. Only folders that the user names have sources: the Hub
+holds only a kernel's build/.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ ERROR_LINES = 12
 class BuiltLibrary:
     """A library that was compiled from a manifest's sources.
 
-    key: the hash of all that decides what it is. seconds: how long it took to build; None where the cache had it.
-    operators: what it registers in torch.ops. namespaces: those that it defines. skipped: the ways that come before,
-    and why none of them was taken. sha256: of the library.
+    key: the hash of all inputs of the build. seconds: the build time; None if the library came from the cache.
+    operators: the operators that it registers in torch.ops. namespaces: those that it defines. skipped: the reasons why
+    a prebuilt variant or the cache was not used. sha256: of the library.
     """
 
     manifest: str
@@ -68,17 +68,17 @@ class BuiltLibrary:
 
 
 class _BuildFailure(Exception):
-    """Why there is no library, in words."""
+    """The reason why there is no library, in words."""
 
 
 def build_kernels(
     manifest: Manifest, *, policy: Policy | None = None, prebuilt: str = "not asked for", force: bool = False
 ) -> BuiltLibrary:
-    """Return the library of a manifest's sources: the cache's, or compiled now. It is not loaded.
+    """Return the library of a manifest's sources, from the cache or newly compiled. The library is not loaded.
 
-    prebuilt: why no prebuilt variant was taken. force: compiles it although the cache has it.
-    Raises: RefusedError where the policy does not allow folders; MalformedError for files that cannot be read;
-    BuildError with the reason of each way.
+    prebuilt: the reason why no prebuilt variant is used. force: compile even if the cache has the library.
+    Raises: RefusedError if the policy does not allow folders; MalformedError for files that cannot be read; BuildError
+    with the reason for each way that was tried.
     """
     policy = policy or Policy()
     _check_allowed(manifest, policy)
@@ -114,7 +114,7 @@ def _error(manifest: Manifest, reasons: Mapping[str, str]) -> BuildError:
 
 @dataclass(frozen=True)
 class _Plan:
-    """All that decides what is built. files: the sources and headers as they were read."""
+    """The inputs of a build. files: the sources and headers as they were read."""
 
     manifest: str
     library: str
@@ -137,12 +137,12 @@ class _Plan:
 
 
 def builds() -> Path:
-    """Return the folder of all that was built for this user."""
+    """Return the folder of all builds of this user."""
     return user_cache() / "builds"
 
 
 def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
-    """Plan the build for this machine; the CUDA sources are left out, with a warning, where they cannot be compiled."""
+    """Plan the build for this machine; CUDA sources that cannot be compiled are left out with a warning."""
     build = manifest.build
     problem = toolchain.cuda_problem() if build.cuda else None
     if problem is not None:
@@ -163,13 +163,13 @@ def _plan(manifest: Manifest, skipped: dict[str, str]) -> _Plan:
 
 
 def source_files(manifest: Manifest) -> dict[str, bytes]:
-    """Return a manifest's sources, and the headers that they may include, by their paths beside it. Raises
+    """Return a manifest's sources and the headers that they may include, by path relative to the manifest. Raises
     MalformedError."""
     return _read(Path(manifest.file).parent, manifest.build) if manifest.build.sources else {}
 
 
 def _read(folder: Path, build: Build) -> dict[str, bytes]:
-    """Return the sources, the headers beside them, and all that the include folders hold."""
+    """Return the sources, the headers beside them, and all files of the include folders."""
     try:
         paths = {*_paths(folder, build)}
     except OSError as error:
@@ -211,7 +211,7 @@ def _system(cuda: bool) -> dict[str, Any]:
 
 
 def _cached_library(plan: _Plan) -> tuple[BuiltLibrary | None, str]:
-    """Return the library that was built before, or why there is none to be used."""
+    """Return the library of an earlier build, or the reason why the cache has none that can be used."""
     try:
         with owner_only_store.open_own(plan.target / RECORD) as file:
             values = json.load(file)
@@ -231,7 +231,7 @@ def _cached_library(plan: _Plan) -> tuple[BuiltLibrary | None, str]:
 
 
 def _build_once(plan: _Plan, force: bool) -> BuiltLibrary:
-    """Compile unless another process just did, and remove what builders that were killed left behind."""
+    """Compile unless another process just did, and remove what killed builders left behind."""
     target = plan.target
     try:
         owner_only_store.make_folder(target.parent)
@@ -248,13 +248,13 @@ def _build_once(plan: _Plan, force: bool) -> BuiltLibrary:
         owner_only_store.UntrustedFile,
         OSError,
         NotImplementedError,
-    ) as error:  # the last: of a file system without locks
+    ) as error:  # on a file system without locks
         raise _BuildFailure(f"{target.parent}: {error}") from error
 
 
 @contextlib.contextmanager
 def lock(path: Path, name: str) -> Iterator[None]:
-    """Keep others from building to this place, and say so where it has to wait. The system frees the lock however
+    """Hold the lock of a build folder, and report it when this process has to wait. The system frees the lock however
     its holder ends."""
     filelock = library("filelock")
     file_lock = filelock.FileLock(path)
@@ -270,7 +270,7 @@ def lock(path: Path, name: str) -> Iterator[None]:
 
 
 def _build(plan: _Plan, work: Path) -> BuiltLibrary:
-    """Compile in an empty folder, and moves the result to its place."""
+    """Compile in an empty folder, and move the result into place."""
     start = time.perf_counter()
     _say(f"building {plan.library} from {', '.join(plan.build.sources)}")
     output = _compile(plan, work)
@@ -293,7 +293,7 @@ def _build(plan: _Plan, work: Path) -> BuiltLibrary:
 
 
 def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
-    """Return compiler.py's record of the library that it left in work/out. Raises _BuildFailure with its errors."""
+    """Return the record that compiler.py writes of the library in work/out. Raises _BuildFailure with its errors."""
     inside, out = work / "in", work / "out"
     out.mkdir()
     for path, content in plan.files.items():
@@ -326,7 +326,7 @@ def _compile(plan: _Plan, work: Path) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a process that finds the torch of this one, and ninja where pip put it."""
+    """Return the environment of a subprocess that finds this process's torch, and ninja where pip put it."""
     inherited = child_processes.environment()
     return {**inherited, "PATH": os.pathsep.join([toolchain.programs(), sysconfig.get_path("scripts")])}
 
@@ -345,7 +345,7 @@ def _say(text: str) -> None:
 
 
 def _private_copy(built: BuiltLibrary) -> Path:
-    """Make this process's copy of a library. Raises IntegrityError where it is not what was built."""
+    """Make this process's copy of a library. Raises IntegrityError if its hash is not the recorded one."""
     try:
         target = private_copies.new_folder() / built.path.name
         with built.path.open("rb") as file:
@@ -364,8 +364,8 @@ _loaded: dict[str, BuiltLibrary] = {}
 def load_built(built: BuiltLibrary) -> None:
     """Load a library, once.
 
-    Raises: RefusedError where its operators are registered by another one, which would end the process; BuildError
-    where the system does not load it.
+    Raises: RefusedError if another library registers its operators, because loading it would abort the process;
+    BuildError if the system cannot load it.
     """
     with _loading:
         if built.key in _loaded:

@@ -1,8 +1,8 @@
-"""A bundle: the kernels that a program runs, in a folder of their own, to be used where the program is deployed.
+"""A bundle: a folder with the kernels that a program runs, for its deployment.
 
 forge_bundle.json    what the program needs, and the sha256 of every other file
-<part>/<manifest>    of a manifest's kernels those that are needed, with the sources that they are compiled from
-<part>/build/        the variant of a repository, as it was verified
+<part>/<manifest>    the needed kernels of a manifest, with the sources that they are compiled from
+<part>/build/        the verified variant of a repository
 """
 
 import hashlib
@@ -25,7 +25,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Part:
-    """A bundle's kernels from one manifest. manifest: its path in the bundle. repository: True if a variant lies
+    """The kernels of a bundle from one manifest. manifest: its path in the bundle. repository: True if a variant lies
     beside it. kernels: (operation, name) of each that the program needs."""
 
     manifest: str
@@ -34,9 +34,9 @@ class Part:
 
 
 def write_bundle(folder: Path, parts: Mapping[Part, Mapping[str, bytes]]) -> None:
-    """Write the parts, each with its files by their paths in the bundle: whole or not at all.
+    """Write the parts, each with its files by their paths in the bundle: atomically.
 
-    Raises ValueError where the folder is there and not empty.
+    Raises ValueError if the folder exists and is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"forge.bundle: {folder} is not empty")
@@ -61,10 +61,9 @@ def write_bundle(folder: Path, parts: Mapping[Part, Mapping[str, bytes]]) -> Non
 
 
 def read_bundle(folder: Path, policy: Policy) -> tuple[Part, ...]:
-    """Return the parts of a bundle whose files are what they were when it was written.
+    """Return the parts of a bundle after its files are verified against the hashes from when it was written.
 
-    Raises MalformedError for a bundle that is not well formed, IntegrityError for files that are missing, changed or
-    not part of it.
+    Raises MalformedError if the bundle is malformed, IntegrityError if files are missing, changed or unexpected.
     """
     place = Place(str(folder), file=NAME)
     try:

@@ -1,7 +1,7 @@
-"""huggingface_hub's cache of kernels, and what forge writes beside it so that it serves without the Hub.
+"""The cache of kernels that huggingface_hub keeps, and the records that forge adds so that it works offline.
 
 kernels--org--name/refs/v1            the commit of a branch, as huggingface_hub writes it for other downloads
-kernels--org--name/forge/<commit>.json  what the Hub listed for a commit, and whether it trusted the publisher then
+kernels--org--name/forge/<commit>.json  the Hub's listing of a commit, and its trust in the publisher at the time
 """
 
 import contextlib
@@ -19,7 +19,8 @@ from forge.hub.source import COMMIT
 
 @dataclass(frozen=True)
 class Record:
-    """The Hub's cached answer about a commit. trusted: the mark of its publisher; None if it was not requested."""
+    """The Hub's cached answer about a commit. trusted: whether the Hub marks its publisher as trusted; None if not
+    requested."""
 
     files: Mapping[str, ListedFile]
     trusted: bool | None = None
@@ -28,7 +29,7 @@ class Record:
         return {path.split("/")[1] for path in self.files if path.count("/") >= 2}
 
     def of(self, variant: str) -> dict[str, ListedFile]:
-        """Return the files of a variant, by their path in it; bytecode is never fetched."""
+        """Return the files of a variant, by path relative to it; bytecode is never fetched."""
         prefix = f"build/{variant}/"
         return {
             path.removeprefix(prefix): each
@@ -51,7 +52,7 @@ class RepositoryCache:
         return self.folder / "blobs"
 
     def refs(self) -> dict[str, str]:
-        """Return the commit of each branch that was asked for."""
+        """Return the commit of each branch that was requested."""
         folder = self.folder / "refs"
         refs = {}
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
@@ -65,7 +66,7 @@ class RepositoryCache:
             _write(self.folder / "refs" / name, commit)
 
     def record(self, commit: str) -> Record | None:
-        """Read the record of a commit; a file that cannot be read is as good as none."""
+        """Read the record of a commit; an unreadable file counts as none."""
         try:
             values = json.loads((self.folder / "forge" / f"{commit}.json").read_bytes())
             files = {path: ListedFile(int(each["size"]), str(each["pin"])) for path, each in values["files"].items()}
@@ -82,12 +83,12 @@ class RepositoryCache:
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def variants(self, commit: str) -> list[str]:
-        """Return the variants of a commit that are here, whole or in part."""
+        """Return the variants of a commit that are cached, in full or in part."""
         build = self.snapshot(commit) / "build"
         return sorted(path.name for path in build.iterdir() if path.is_dir()) if build.is_dir() else []
 
     def has(self, commit: str, variant: str, record: Record | None) -> bool:
-        """Return whether every listed file of a variant is here in its size, or its folder if it has no record."""
+        """Return whether every listed file of a variant is cached with its size, or its folder if it has no record."""
         folder = self.snapshot(commit) / "build" / variant
         if record is None:
             return folder.is_dir()
@@ -100,7 +101,7 @@ def repository_cache(repository: str) -> RepositoryCache:
 
 
 def cached_repositories() -> list[str]:
-    """Return every kernel repository that the cache holds something of."""
+    """Return every kernel repository with files in the cache."""
     root = compat.cache_root()
     folders = sorted(root.glob("kernels--*--*")) if root.is_dir() else []
     return [folder.name.removeprefix("kernels--").replace("--", "/", 1) for folder in folders]
@@ -114,7 +115,7 @@ def _size(path: Path) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that is only ever a help: a cache that cannot be written to serves all the same."""
+    """Write a file that is optional: a cache that cannot be written to is not an error."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")

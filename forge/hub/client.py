@@ -1,4 +1,4 @@
-"""The few questions that forge asks the Hub, each with a clear error and none that waits for long."""
+"""The requests that forge makes to the Hub, each with a clear error and a time limit."""
 
 import time
 from collections.abc import Callable
@@ -28,16 +28,16 @@ _unreachable: dict[str, tuple[float, str]] = {}
 
 
 def forget() -> None:
-    """Forget the branches of repositories, and whether the Hub answers, so that they are asked for again."""
+    """Forget the branches of repositories and whether the Hub is reachable, so that both are requested again."""
     _refs.clear()
     _unreachable.clear()
 
 
 def refs(repository: str) -> dict[str, str]:
-    """Return the commit of each branch and tag, asked once a process.
+    """Return the commit of each branch and tag, requested once per process.
 
-    It is the first request of every way to the Hub and has a time limit of its own, because the client's has none:
-    a Hub that does not answer is found here, and not asked again for a minute.
+    Every use of the Hub begins with this request. It has its own time limit because the client has none: an unreachable
+    Hub is detected here, and not contacted again for a minute.
     """
     api = compat.hub_api()
     key = (api.endpoint, repository)
@@ -78,7 +78,8 @@ def files(repository: str, commit: str) -> dict[str, ListedFile]:
 
 
 def is_trusted(publisher: str) -> bool:
-    """Return whether the Hub marks an organization as a trusted publisher of kernels; a user is none."""
+    """Return whether the Hub marks an organization as a trusted publisher of kernels; users are never trusted
+    publishers."""
     api = compat.hub_api()
     try:
         overview = _ask(publisher, lambda: api.get_organization_overview(publisher), api.endpoint)
@@ -105,8 +106,8 @@ def download(repository: str, commit: str, variant: str, cache: Path) -> None:
 
 
 def _ask(what: str, question: Callable[[], T], endpoint: str) -> T:
-    """Return the answer. Raises NotFoundError, MalformedError, or UnreachableError, which is remembered for a minute
-    and does not say what was asked for."""
+    """Return the answer. Raises NotFoundError, MalformedError, or UnreachableError; the latter is cached for a minute,
+    so its message does not name the request."""
     errors = compat.library("huggingface_hub.errors")
     until, reason = _unreachable.get(endpoint, (0.0, ""))
     if time.monotonic() < until:

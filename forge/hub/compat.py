@@ -1,9 +1,9 @@
-"""All that forge takes from `kernels` and huggingface_hub and that is not among their public names, in one place.
+"""The private names of `kernels` and huggingface_hub that forge uses, in one place.
 
-Each function here has a contract test (tests/hub/test_compat.py), so that a new release of either library fails there
-and says what it changed; `make test-kernels-versions` holds them against every version of `kernels` that pyproject.toml
-allows. 0.17 is the first: what forge reads of metadata, capabilities, signatures and allowed packages is in no release
-before it in this form. Both libraries are optional: they are imported when a function is first called.
+Each function here has a contract test (tests/hub/test_compat.py), so a breaking release of either library fails there;
+`make test-kernels-versions` runs them against every version of `kernels` that pyproject.toml allows. 0.17 is the first
+that has metadata, capabilities, signatures and allowed packages in the form that forge reads. Both libraries are
+optional: they are imported when a function is first called.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from forge.hub.errors import MissingExtraError
 
 
 def library(name: str) -> types.ModuleType:
-    """Import the module `name` of an optional library. Raises MissingExtraError where it is not installed."""
+    """Import the module `name` of an optional library. Raises MissingExtraError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -30,43 +30,42 @@ def library(name: str) -> types.ModuleType:
 
 
 def require() -> None:
-    """Raise MissingExtraError where the extra `hub` is not installed."""
+    """Raise MissingExtraError if the extra `hub` is not installed."""
     library("kernels")
     library("huggingface_hub")
 
 
 def parse_variant(name: str) -> Any:
-    """Return the library's variant of a folder name. Raises ValueError for a name that is none."""
+    """Return the library's variant of a folder name. Raises ValueError for an invalid name."""
     return library("kernels.variants").parse_variant(name)
 
 
 def decide_variants(variants: Sequence[Any], backend: str | None) -> list[tuple[Any, str | None]]:
-    """Return (variant, why it was rejected or None), the best accepted one first. Raises ValueError for an unknown
-    backend."""
+    """Return (variant, the reason for its rejection, or None), the best accepted one first. Raises ValueError for an
+    unknown backend."""
     _, decisions = library("kernels.variants").resolve_variants(list(variants), backend)
     return [(decision.variant, getattr(decision, "reason", None)) for decision in decisions]
 
 
 def active_backend(backend: str | None = None) -> str:
-    """Return the name of a backend of this process: `backend`, or torch's. Raises ValueError where torch does not have
-    it."""
+    """Return the name of the active backend: `backend`, or torch's. Raises ValueError if torch does not have it."""
     return library("kernels.backends")._select_backend(backend).name
 
 
 def parse_metadata(content: bytes) -> Any:
-    """Return the library's Metadata. Raises ValueError for what it does not accept."""
+    """Return the library's Metadata. Raises ValueError for content that it does not accept."""
     return library("kernels").Metadata.from_bytes(content)
 
 
 def kernel_dependency(dependency: Any) -> tuple[str, int | None, str | None]:
-    """Return (repository, version, revision) of an entry of `kernel-depends`."""
+    """Return (repository, version, revision) from an entry of `kernel-depends`."""
     version = dependency.version
     return dependency.repo_id, getattr(version, "version", None), getattr(version, "revision", None)
 
 
 def python_dependencies(backend: str) -> dict[str, tuple[tuple[str, str | None], ...]]:
     """Return the packages that a kernel may declare in `python-depends` on a backend: name → (package, module that it
-    gives)."""
+    provides)."""
     table = library("kernels.python_deps")._DEPENDENCY_DATA
     allowed = {**table.general, **table.backends.get(backend, {})}
     return {name: tuple((each.pkg, each.import_name) for each in info.python) for name, info in allowed.items()}
@@ -79,7 +78,7 @@ def newer_than_installed(minver: Any) -> bool:
 
 
 def signature_problem(folder: Path) -> str | None:
-    """Return why the library does not accept the signature of a variant's metadata and digest, or None."""
+    """Return the reason why the library rejects the signature of a variant's metadata and digest, or None."""
     verify = library("kernels.verify")
     try:
         result = verify.verify_variant(folder)
@@ -93,26 +92,26 @@ def signature_problem(folder: Path) -> str | None:
 
 
 def kernel_dependencies(modules: dict[str, types.ModuleType]) -> AbstractContextManager[None]:
-    """Let `kernels.get_kernel_dep(repository)` give these modules while it is entered."""
+    """Make `kernels.get_kernel_dep(repository)` return these modules inside the context."""
     return library("kernels.deps").use_kernel_deps(modules)
 
 
 def hub_api() -> Any:
     """Return a client of the Hub.
 
-    It names forge and no user agent: the one that `kernels` makes is an illegal header when telemetry is off.
+    The client identifies as forge without a user agent: `kernels` makes an illegal header when telemetry is off.
     """
     endpoint = os.environ.get("HF_ENDPOINT") or None
     return library("huggingface_hub").HfApi(endpoint=endpoint, library_name="forge", library_version="hub")
 
 
 def is_offline() -> bool:
-    """Return whether the user declared that there is no network."""
+    """Return whether the user declared this process offline."""
     return library("huggingface_hub").is_offline_mode()
 
 
 def transport_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of a request that got no answer, whichever HTTP library huggingface_hub is built on."""
+    """Return the errors of an unanswered request, whichever HTTP library huggingface_hub is built on."""
     errors = library("huggingface_hub.errors")
     http_error = next(each for each in errors.HfHubHTTPError.__mro__ if each.__name__ == "HTTPError")
     return (http_error, errors.OfflineModeIsEnabled, ConnectionError, TimeoutError)
@@ -128,8 +127,8 @@ def cache_root() -> Path:
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a layer is: its repository as forge names it, or a folder; its name; and whom the user trusts for it:
-    True for everybody, else the repositories that are named."""
+    """The place of a layer: its repository in forge's notation, or a folder; its name; and the trusted repositories:
+    True for all, else those named."""
 
     source: str
     layer: str
@@ -143,7 +142,7 @@ def is_layer_place(value: Any) -> bool:
 
 def layer_place(repository: Any) -> LayerPlace:
     """Read a LayerRepository, LocalLayerRepository or LockedLayerRepository. Raises ValueError for a locked one
-    whose commit is not known."""
+    with an unknown commit."""
     attributes, layer = vars(repository), repository.layer_name
     if "_repo_path" in attributes:
         return LayerPlace(os.fspath(attributes["_repo_path"]), layer)
@@ -168,7 +167,7 @@ def _locked_commit(repository: Any) -> str:
 
 
 def layer_device(key: Any) -> tuple[str, tuple[int, int] | None]:
-    """Return (device type, range of capabilities) of a key of a mapping: "cuda", or the library's Device."""
+    """Return (device type, range of capabilities) from the key of a mapping: "cuda", or the library's Device."""
     if isinstance(key, str):
         return key, None
     limits = key.properties
@@ -206,8 +205,8 @@ def _by_range(kind: str, repositories: Any) -> Iterator[tuple[tuple[str, tuple[i
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module is there to be imported."""
+    """Return whether a module can be imported."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of what it is in
+    except ModuleNotFoundError:  # of a package that contains it
         return False

@@ -1,6 +1,6 @@
-"""Compiles one library, and loads it once: python compiler.py < request.json, run by forge.hub.build.
+"""A program that compiles one library and loads it once: python compiler.py < request.json, run by forge.hub.build.
 
-A program of its own, so that a library whose loading ends the process ends this one. It imports nothing of forge.
+It is a separate process so that a library which aborts on loading does not abort forge. It imports nothing of forge.
 """
 
 import json
@@ -14,13 +14,13 @@ from forge.torch_internals.dispatch import destroy_library, dispatch_get_all_op_
 
 
 def main(request: dict[str, Any]) -> None:
-    """Write beside the library which operators it registers. Exits with the message of torch or of the compiler."""
-    from torch.utils import cpp_extension  # brings setuptools, which a program needs nowhere else
+    """Write the operators that the library registers beside it. Exits with the message of torch or of the compiler."""
+    from torch.utils import cpp_extension  # imports setuptools, which nothing else in this program needs
 
     before = set(dispatch_get_all_op_names())
     try:
         cpp_extension.load(is_python_module=False, **request)
-    except OSError as error:  # of loading it: the system's message is the cause
+    except OSError as error:  # from loading it: the system's message is the cause
         sys.exit(f"{error.__cause__ or error}")
     except Exception as error:
         sys.exit(f"{error}")
@@ -32,7 +32,7 @@ def main(request: dict[str, Any]) -> None:
 
 
 def is_defined(namespace: str) -> bool:
-    """Return whether a library owns the namespace (TORCH_LIBRARY), as only one in a process may."""
+    """Return whether a library owns the namespace (TORCH_LIBRARY); only one library in a process may."""
     try:
         destroy_library(torch.library.Library(namespace, "DEF"))
     except RuntimeError:

@@ -1,61 +1,62 @@
-"""Errors of kernel repositories: one family of exceptions, and the place that a message names."""
+"""The errors of kernel repositories: a family of exceptions, and the place that a message names."""
 
 from dataclasses import dataclass, replace
 
 
 class HubError(RuntimeError):
-    """A kernel cannot be used. The text names the repository, the variant, the file, what came and what was wanted."""
+    """The base class of errors of kernels. The text names the repository, the variant, the file, the value that was
+    found and the one that was expected."""
 
 
 class MissingExtraError(HubError, ImportError):
-    """forge[hub] is not installed."""
+    """The error when forge[hub] is not installed."""
 
 
 class NotFoundError(HubError):
-    """No such repository, version, revision or lock entry, or no variant for this system."""
+    """The error for an unknown repository, version, revision or lock entry, or no variant for this system."""
 
 
 class NoManifestError(NotFoundError):
-    """A repository without a manifest: nothing says which operations its kernels are for."""
+    """The error for a repository without a manifest, which would name the operations of its kernels."""
 
 
 class UnreachableError(HubError):
-    """The Hub does not answer and the cache does not have what is needed."""
+    """The error when the Hub does not answer and the cache does not have what is needed."""
 
 
 class MalformedError(HubError):
-    """The repository is not laid out as the Hub's requirements say, or a file of it cannot be read."""
+    """The error for a repository whose layout violates the Hub's requirements, or a file of it that cannot be read."""
 
 
 def expect(ok: object, place: object, problem: str) -> None:
-    """Raise MalformedError unless something that was read is as it must be."""
+    """Raise MalformedError at `place` with `problem` unless `ok`."""
     if not ok:
         raise MalformedError(f"{place}: {problem}")
 
 
 class IntegrityError(HubError):
-    """The files are not those that were locked, listed, digested or signed."""
+    """The error for files that are not those that were locked, listed, digested or signed."""
 
 
 class RefusedError(HubError):
-    """The policy does not allow this kernel: its publisher, its path, its id or what it imports."""
+    """The error for a kernel that the policy does not allow: its publisher, its path, its id or its imports."""
 
 
 class KernelImportError(HubError, ImportError):
-    """Every check passed and the kernel's own code raised while it was imported."""
+    """The error when a kernel's own code raises while it is imported, after every check passed."""
 
 
 class BuildError(HubError):
-    """A kernel's sources: neither a prebuilt variant nor a cached library serves, and compiling them failed."""
+    """The error for a kernel's sources: no prebuilt variant or cached library can be used, and compiling failed."""
 
 
 class HubNotice(UserWarning):
-    """Something that the user should know and that changes nothing: for one, that the cache serves a kernel."""
+    """The warning of an event that changes nothing in results, such as a kernel that is served from the cache."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an error is: the source as the user named it, and as much of the rest as is known."""
+    """The place of an error: the source as the user named it, and the other parts as far as they are known."""
 
     source: str
     commit: str | None = None

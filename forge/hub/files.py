@@ -1,4 +1,4 @@
-"""The files of a variant: walked, bounded, hashed, and held against what is expected of them."""
+"""The files of a variant: listed, bounded, hashed, and compared with their pins."""
 
 import base64
 import binascii
@@ -24,8 +24,8 @@ UNPINNED = ("metadata.json", "metadata.json.sigstore")
 
 @dataclass(frozen=True)
 class File:
-    """One file of a variant. content: the bytes that were hashed, of Python sources. copy: where those of other files
-    are, for this process alone, where they are to be loaded."""
+    """One file of a variant. content: the hashed bytes of a Python source. copy: this process's copy of any other file,
+    if it is to be loaded."""
 
     path: str
     location: Path
@@ -35,13 +35,14 @@ class File:
     copy: Path | None = field(default=None, compare=False)
 
     def read(self) -> bytes:
-        """Return the bytes that will be imported, where they are kept; else what is in the file now."""
+        """Return the bytes that are to be imported, if they are kept in memory; else the file's current content."""
         return (self.copy or self.location).read_bytes() if self.content is None else self.content
 
 
 @dataclass(frozen=True)
 class Pins:
-    """Required hashes of files: path → "algorithm:hex". origin: their source, in words. exact: refuse bytecode, too."""
+    """The required hashes of files: path → "algorithm:hex". origin: their source, in words. exact: refuse bytecode,
+    too."""
 
     files: Mapping[str, str]
     origin: str
@@ -54,12 +55,12 @@ def is_bytecode(path: str) -> bool:
 
 def is_opened(path: str) -> bool:
     """Return whether code may open a file by its path: it is neither Python, which is imported from the hashed bytes,
-    nor metadata of the kernel."""
+    nor metadata."""
     return not (path.endswith((".py", MANIFEST, *UNPINNED)) or is_bytecode(path))
 
 
 def unsafe_path(path: str) -> str | None:
-    """Return why a path may not stand in a listing of a variant's files, or None."""
+    """Return the reason why a path may not stand in a listing of a variant's files, or None."""
     if not path or "\0" in path or "\\" in path or ":" in path:
         return "is not a portable path"
     if PurePosixPath(path).is_absolute():
@@ -72,10 +73,11 @@ def unsafe_path(path: str) -> str | None:
 def read_files(
     folder: Path, place: Place, *, max_file_bytes: int, links_into: Path | None = None, copy_to: Path | None = None
 ) -> dict[str, File]:
-    """Read every file of a variant by its path, hashed, opened once. copy_to: an empty folder for the hashed bytes.
+    """Read and hash every file of a variant, each opened once; return them by path. copy_to: an empty folder for the
+    hashed bytes.
 
     A link may lead to a file in the folder or in `links_into` (the blobs of huggingface_hub's cache).
-    Raises: MalformedError for other links, files that are no regular files, and too many or too large ones.
+    Raises: MalformedError for other links, irregular files, and too many or too large files.
     """
     roots = [folder.resolve()] + ([links_into.resolve()] if links_into else [])
     files: dict[str, File] = {}
@@ -102,9 +104,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 def read_small(
     location: Path, place: Place, limit: int, *, links_into: Path | None = None, within: Path | None = None
 ) -> bytes | None:
-    """Read the content of one file of at most `limit` bytes; None where there is none. Raises as read_files does.
+    """Read the content of one file of at most `limit` bytes; None if it does not exist. Raises like read_files.
 
-    within: the folder that it must lie in, however many links lead to it.
+    within: the folder that it must lie in after links are resolved.
     """
     try:
         if not os.path.lexists(location):
@@ -121,7 +123,7 @@ def read_small(
 
 
 def read_sources(folder: Path, paths: Collection[str], what: str) -> dict[str, bytes]:
-    """Read sources and headers of a folder, in order of their paths. what: how an error calls them."""
+    """Read sources and headers of a folder, ordered by path. what: their description in errors."""
     if len(paths) > MAX_FILES:
         raise MalformedError(f"{folder}: more than {MAX_FILES} files are {what}")
     files = {}
@@ -137,7 +139,7 @@ def read_sources(folder: Path, paths: Collection[str], what: str) -> dict[str, b
 def _open(location: Path, roots: list[Path], place: Place, limit: int) -> tuple[BinaryIO, int]:
     """Open a regular file that lies in one of the roots; return it and its size."""
     if location.is_symlink():
-        target = Path(os.path.realpath(location))  # of links that lead to each other it gives one of them
+        target = Path(os.path.realpath(location))  # resolves to one of the links if they form a cycle
         if not any(target.is_relative_to(root) for root in roots):
             raise MalformedError(f"{place}: is a link to {target}, which is outside of the kernel's folder")
         location = target
@@ -169,12 +171,12 @@ def _read(
 
 
 def sha256_of(file: BinaryIO) -> str:
-    """Return the hash of what is left to read of a file."""
+    """Return the hash of the rest of an open file."""
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # typeshed wants readinto
 
 
 def content_hash(files: Mapping[str, File]) -> str:
-    """Return one hash of all paths and contents; bytecode is left out."""
+    """Return one hash of all paths and contents except bytecode."""
     digest = hashlib.sha256()
     for path, file in sorted(files.items()):
         if not is_bytecode(path):
@@ -183,7 +185,7 @@ def content_hash(files: Mapping[str, File]) -> str:
 
 
 def check_pins(files: Mapping[str, File], pins: Pins, place: Place) -> None:
-    """Raise IntegrityError, naming every missing, extra and changed file, unless the files are as they are pinned."""
+    """Raise IntegrityError, naming every missing, extra and changed file, unless the files match their pins."""
     missing = [f"{path} is missing" for path in pins.files if path not in files]
     extra = [
         f"{path} is not among them"
@@ -212,8 +214,7 @@ def _hash(file: File, algorithm: str) -> str:
 
 
 def digest_pins(algorithm: str, digests: Mapping[str, str], place: Place) -> Pins:
-    """Return the pins that metadata.json's digest makes. Raises MalformedError for paths and values that cannot be
-    one."""
+    """Return the pins from metadata.json's digest. Raises MalformedError for invalid paths and values."""
     pins = {}
     for path, value in digests.items():
         if reason := unsafe_path(path):

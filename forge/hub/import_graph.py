@@ -1,4 +1,4 @@
-"""Imports of a package that run while it is imported: from `__init__`, along relative imports, at module level.
+"""The imports of a package that run while it is imported: from `__init__`, along relative imports, at module level.
 
 A function's imports run when it is called; imports that the code guards (`try: … except ImportError`) may fail.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-# How an import runs: without a guard, or where the code goes on if it fails.
+# Unguarded, or in code that goes on if the import fails.
 Runs = Literal["always", "guarded"]
 CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 DYNAMIC = {"import_module", "__import__"}
@@ -30,9 +30,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Import:
-    """One module that one statement imports. names: what is taken from it, which may be modules too.
+    """One module that one statement imports. names: the imported names, which may be modules too.
 
-    line and column: where the statement stands. module: empty, with level 0, where a call computes its name.
+    line and column: where the statement stands. module: empty, with level 0, if a call computes its name.
     """
 
     line: int
@@ -43,10 +43,10 @@ class Import:
 
 
 class _Meanings(NamedTuple):
-    """Names of a file by their meaning in all its bindings, whatever their scope.
+    """The names of a file that keep one meaning in all their bindings, in any scope.
 
-    typing: the module; false: its TYPE_CHECKING, or one of the file's own that is False; importers: import_module and
-    __import__ by other names.
+    typing: the module; false: its TYPE_CHECKING, or the file's own constant False; importers: aliases of import_module
+    and __import__.
     """
 
     typing: frozenset[str]
@@ -55,7 +55,7 @@ class _Meanings(NamedTuple):
 
 
 class _Bindings:
-    """The names of a file, which is walked as a whole when a first one is looked up."""
+    """The names of a file; it is walked in full on the first lookup."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
@@ -71,8 +71,7 @@ def name_of(node: ast.AST) -> str:
 
 
 def imports(tree: ast.Module) -> Iterator[Import]:
-    """Yield each import that can run, wherever it stands; those under typing's `if TYPE_CHECKING` and `__main__`
-    cannot."""
+    """Yield each import that can run, at any level; those under typing's `if TYPE_CHECKING` and `__main__` cannot."""
     bound = _Bindings(tree)
     pending: list[ast.AST] = list(reversed(tree.body))
     while pending:
@@ -87,7 +86,7 @@ def runs_at_import(
 ) -> dict[tuple[str, Import], Runs]:
     """Return the kind of each import that runs while the package in `root` is imported, and the `extra_modules` in it.
 
-    A file that is imported under a guard runs under it. One that computes what it imports may import every file.
+    A file that is imported under a guard is guarded itself. A file with a computed import may import every file.
     """
     package = tuple(part for part in root.split("/") if part)
     result: dict[tuple[str, Import], Runs] = {}
@@ -110,7 +109,7 @@ def runs_at_import(
 
 
 def _reached_files(trees: Mapping[str, ast.Module], path: str, statement: Import) -> list[str]:
-    """Return the files of the kernel that a relative import runs."""
+    """Return the files of the kernel that a relative import executes."""
     parents = tuple(path.split("/")[:-1])
     if not statement.level or statement.level - 1 > len(parents):
         return []
@@ -123,7 +122,7 @@ def _reached_files(trees: Mapping[str, ast.Module], path: str, statement: Import
 
 
 def _files(trees: Mapping[str, ast.Module], parts: tuple[str, ...]) -> list[str]:
-    """Return the module of these parts, and each package that is imported on the way to it."""
+    """Return the module with this dotted path, and each package that is imported on the way to it."""
     parts = tuple(part for part in parts if part)
     stems = ["/".join(parts[:count]) for count in range(len(parts) + 1)]
     ways = [f"{stem}/__init__.py" if stem else "__init__.py" for stem in stems]
@@ -131,19 +130,19 @@ def _files(trees: Mapping[str, ast.Module], parts: tuple[str, ...]) -> list[str]
 
 
 class _Module:
-    """A file's module level, followed into the functions that it calls itself."""
+    """The code of a file at module level, including the functions that it calls."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._bound = _Bindings(tree)
         self._functions: dict[str, Function] = {}  # functions defined so far, by the name that calls them
-        # modules of which the code asks whether they are there, and what the names have that it asks by (HAS_NUMPY)
+        # modules whose availability the code tests, and the values of the names that hold the results (HAS_NUMPY)
         self._probes: set[str] = set()
         self._entered: set[tuple[str, bool]] = set()
         self._imports: list[tuple[Import, bool]] = []
 
     def runs(self) -> list[tuple[Import, bool]]:
-        """Return (import, whether it is guarded) of each that runs."""
+        """Return (import, whether it is guarded) for each import that runs."""
         self._block(self._tree.body, False, False)
         return self._imports
 
@@ -152,8 +151,8 @@ class _Module:
             self._statement(statement, guarded, conditional)
 
     def _statement(self, node: ast.stmt, guarded: bool, conditional: bool) -> None:
-        """Follow a statement. conditional: whether the code decides if it gets here, so that what it asked about is
-        there."""
+        """Follow a statement. conditional: whether the statement runs under a test of availability, which then
+        holds."""
         if isinstance(node, Function):
             self._functions[node.name] = node
             arguments = node.args
@@ -181,15 +180,15 @@ class _Module:
                 self._block(each.body, inner_guarded, inner_conditional)
             else:
                 self._expression(each, guarded, conditional)
-        if isinstance(node, ast.ClassDef):  # its methods have no name in the file, and its constructor has the class's
+        if isinstance(node, ast.ClassDef):  # its methods are not names of the file, its constructor is
             methods = {each.name: each for each in node.body if isinstance(each, Function)}
             self._functions = {name: each for name, each in self._functions.items() if methods.get(name) is not each}
             if "__init__" in methods:
                 self._functions[node.name] = methods["__init__"]
 
     def _try(self, node: ast.Try | ast.TryStar, guarded: bool, conditional: bool) -> None:
-        """Follow a try, in which a handler that ends by raising guards nothing: it says instead that the module is
-        needed."""
+        """Follow a try. A handler that ends by raising guards nothing: the module is required, and the handler explains
+        it."""
         catches = any(_catches(each) and not isinstance(each.body[-1], ast.Raise) for each in node.handlers)
         self._block(node.body, guarded or catches, conditional)
         for handler in node.handlers:
@@ -210,7 +209,7 @@ class _Module:
                 pending += ast.iter_child_nodes(each)
 
     def _enter(self, callee: ast.expr, guarded: bool, conditional: bool) -> None:
-        """Follow a call of a function of this file, or the making of an object of a class of it."""
+        """Follow a call of a function, or of the constructor of a class, of this file."""
         name = callee.id if isinstance(callee, ast.Name) else ""
         if name in self._functions and (name, guarded) not in self._entered:
             self._entered.add((name, guarded))
@@ -226,7 +225,7 @@ class _Module:
 
 
 def _meanings(tree: ast.Module) -> _Meanings:
-    """Find the names that mean typing and False, where each binding of them says so, and the importers."""
+    """Find the importers and the names that mean typing and False in every one of their bindings."""
     false, typing = Counter[str](), Counter[str]()
     importers: set[str] = set()
     is_set = False
@@ -268,7 +267,7 @@ def _meanings(tree: ast.Module) -> _Meanings:
 
 
 def _binds(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a node gives a meaning to, those of the nodes in it aside."""
+    """Yield the names that a node binds, without those bound in nested nodes."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
     elif isinstance(node, ast.Import):
@@ -299,12 +298,12 @@ def _imports_of(node: ast.AST, bound: _Bindings) -> list[Import]:
 
 
 def _imports(callee: ast.expr, bound: _Bindings) -> bool:
-    """Return whether it is import_module or __import__, of whatever object, or another name of them."""
+    """Return whether a callee is import_module or __import__ of any object, or an alias of them."""
     return name_of(callee) in DYNAMIC or (isinstance(callee, ast.Name) and callee.id in bound.names.importers)
 
 
 def _constant(call: ast.Call) -> str | None:
-    """Return the first argument of a call, or the one called `name`, where it is a string."""
+    """Return the first argument of a call, or the argument `name`, if it is a string."""
     keywords = [each.value for each in call.keywords if each.arg == "name"]
     first = next(iter([*call.args, *keywords]), None)
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
@@ -322,7 +321,7 @@ def _never(node: ast.If, bound: _Bindings) -> bool:
 
 
 def _static_test(node: ast.If, bound: _Bindings) -> bool | None:
-    """Return the value of a test where it is known at import: of types, of `__main__`, of the version or system."""
+    """Return the value of a test if it is known at import: of types, `__main__`, the version or the system."""
     if _never(node, bound):
         return False
     test = node.test

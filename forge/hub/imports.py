@@ -1,8 +1,7 @@
-"""Checks of a kernel's imports and of its id, made before any of its code runs.
+"""The checks of a kernel's imports and of its id, made before any of its code runs.
 
-The Hub's rule is about every import of every file. Loading is refused for fewer: imports that run, and that nothing
-catches, while the kernel's `__init__` does. This is a check of rules and not a sandbox: trust and locks keep out
-malicious code.
+The Hub's rule covers every import of every file. Loading is refused only for unguarded imports that run while the
+kernel's `__init__` runs. This is a check of rules and not a sandbox: trust and locks keep out malicious code.
 """
 
 import ast
@@ -25,7 +24,8 @@ NAMED_MODULES = re.compile(rb"python:\.([\w.]+):")
 
 @dataclass(frozen=True)
 class ImportProblem:
-    """An import that the Hub's rules do not allow. module: what a policy may allow, None for what none may."""
+    """An import that the Hub's rules do not allow. module: the module that a policy may allow, None if no policy
+    may."""
 
     path: str
     line: int
@@ -42,10 +42,11 @@ def check_imports(
     place: Place,
     extra_modules: Collection[str] = (),
 ) -> dict[str, ast.Module]:
-    """Check the imports of a kernel that loading it runs by the Hub's rules; return what each file was parsed to.
+    """Check the imports that loading a kernel executes by the Hub's rules; return the AST of each file.
 
-    Modules that its manifest names run too, and the `extra_modules`. root, names and allowed are as for `problem_of`.
-    Raises: MalformedError for a file that is no Python; RefusedError with every such import that is not allowed.
+    The modules that its manifest names, and the `extra_modules`, are executed too. root, names and allowed are as for
+    `problem_of`. Raises: MalformedError for a file that does not parse; RefusedError with every such import that is not
+    allowed.
     """
     trees = {path: parse(file.content, place.at(path)) for path, file in files.items() if file.content is not None}
     manifest = files.get(MANIFEST)
@@ -68,7 +69,7 @@ def check_imports(
 
 
 def parse(content: bytes, place: Place) -> ast.Module:
-    """Parse a file. Raises MalformedError for what is no Python."""
+    """Parse a file. Raises MalformedError if it does not parse."""
     try:
         return ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -80,8 +81,8 @@ def problem_of(
 ) -> ImportProblem | None:
     """Return the problem of an import of a kernel's file, or None.
 
-    root: the folder of the kernel's package below the variant's, "" for the flat layout. names: what the kernel is
-    called, which only a relative import may mean. allowed: top-level modules beside the standard library and torch.
+    root: the folder of the kernel's package relative to the variant's, "" for the flat layout. names: the kernel's
+    names, which only relative imports may use. allowed: top-level modules besides the standard library and torch.
     """
     depth = len((path.removeprefix(f"{root}/") if root else path).split("/"))
     if statement.level > depth:
@@ -101,7 +102,7 @@ def problem_of(
 
 
 def check_id(kernel_id: str, folder: Path, place: Place) -> None:
-    """Raise RefusedError for an id that is no name, or that is a module which does not come from `folder`."""
+    """Raise RefusedError for an id that is not a valid name, or that is a module from outside `folder`."""
     if not ID.fullmatch(kernel_id):
         raise RefusedError(f"{place}: the id is {kernel_id!r}, but must match ^_?[A-Za-z0-9_]+$")
     if kernel_id in sys.stdlib_module_names:
@@ -113,7 +114,7 @@ def check_id(kernel_id: str, folder: Path, place: Place) -> None:
 
 
 def _origin(name: str) -> str | None:
-    """Return the place from which the module of this name is or would be imported; a folder without code is no
+    """Return the place from which the module of this name is or would be imported. A folder without code is no
     module."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None) or "elsewhere"

@@ -1,8 +1,8 @@
-"""From a resolved kernel to a module: every check first, then an import that touches nothing else.
+"""The loader of resolved kernels: every check first, then an import that touches nothing else.
 
-A kernel is imported under a name made of its own and of the hash of its files, so two versions of one kernel, or two
-kernels of one id, live side by side. Its Python comes from the bytes that were verified: no bytecode is read or
-written. Registrations of a native module under torch.ops are not checked.
+A kernel is imported under a name made of its own and the hash of its files, so two versions of one kernel, or two
+kernels of one id, coexist. Its Python comes from the bytes that were verified: no bytecode is read or written.
+Registrations of a native module under torch.ops are not checked.
 """
 
 import ast
@@ -38,9 +38,9 @@ PREFIX = "forge_kernel_"
 class VerifiedKernel:
     """A kernel whose files passed every check.
 
-    content: the hash of them all. root: the folder of its package. trees: its Python as it was parsed for the checks,
-    until it is imported. copies: where this process has its files, where some are among them that code opens by a path.
-    allowed: modules that it may import beside torch and the standard library.
+    content: the hash of all files. root: the folder of its package. trees: the ASTs from the checks, until it is
+    imported. copies: the folder of this process's copies, if code opens any file by its path. allowed: modules that it
+    may import besides torch and the standard library.
     """
 
     resolved: ResolvedKernel
@@ -54,7 +54,7 @@ class VerifiedKernel:
 
     @property
     def names(self) -> frozenset[str]:
-        """As `check_imports` has them."""
+        """The kernel's names, as check_imports takes them."""
         return _names(self.resolved.metadata)
 
     @property
@@ -65,7 +65,7 @@ class VerifiedKernel:
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel of this process."""
+    """A kernel that this process has imported."""
 
     verified: VerifiedKernel
     module: types.ModuleType
@@ -80,10 +80,10 @@ _import_checks: set[tuple[str, str, frozenset[str], frozenset[str]]] = set()
 def load(
     resolved: ResolvedKernel, before_import: Callable[[VerifiedKernel], None] = lambda verified: None
 ) -> types.ModuleType:
-    """Verify a kernel, every time, and import it, once. `before_import` may refuse what was verified.
+    """Verify a kernel on every call, and import it on the first. `before_import` may refuse a verified kernel.
 
-    Raises: HubError, whose subclass says which check failed; before any code of the kernel or of those that it
-    depends on ran, except for KernelImportError.
+    Raises: HubError, whose subclass tells the failed check, before any code of the kernel or of its dependencies runs,
+    except for KernelImportError.
     """
     with paused_gc():
         if any(each.verified.resolved.folder == resolved.folder for each in loaded_kernels()):
@@ -98,10 +98,10 @@ def load(
 
 
 def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()) -> object:
-    """Return an attribute of a loaded kernel by its dotted name, also in a module of it that its own `__init__` does
-    not import, whose imports are checked first. imports: modules that it may import beside those of its policy.
+    """Return an attribute of a loaded kernel by its dotted name. A module that the kernel's `__init__` does not import
+    is imported after its imports are checked. imports: modules that it may import besides those of its policy.
 
-    Raises: ImportError for what it does not have; RefusedError for imports that are not allowed.
+    Raises: ImportError for an unknown attribute; RefusedError for imports that are not allowed.
     """
     owner: object = module
     for part in name.split("."):
@@ -116,7 +116,7 @@ def attribute(module: types.ModuleType, name: str, imports: Collection[str] = ()
 
 
 def _import_inner(verified: VerifiedKernel, name: str, imports: Collection[str]) -> None:
-    """Import a module of a kernel that was loaded."""
+    """Import a submodule of a loaded kernel."""
     check_imports(
         verified.files,
         root=verified.root,
@@ -141,14 +141,14 @@ def loaded_kernels() -> tuple[LoadedKernel, ...]:
 
 
 def content_of(module: str) -> str | None:
-    """Return the hashes of the loaded kernel that a module is a part of and of all that it depends on; None for every
-    other module."""
+    """Return the hashes of the loaded kernel that a module belongs to and of its dependencies; None for other
+    modules."""
     verified = verified_of(module)
     return None if verified is None else " ".join(_contents(verified))
 
 
 def verified_of(module: str) -> VerifiedKernel | None:
-    """Return the loaded kernel that a module is a part of."""
+    """Return the loaded kernel that a module belongs to."""
     return _packages.get(module.partition(".")[0])
 
 
@@ -159,10 +159,10 @@ def _contents(verified: VerifiedKernel) -> Iterator[str]:
 
 
 def verify(resolved: ResolvedKernel, *, to_load: bool = False) -> VerifiedKernel:
-    """Make every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id.
+    """Run every check before an import: links, sizes, lock, listing, digest, signature, dependencies, imports and id.
 
-    to_load: what is hashed of a kernel with files that are opened by a path (native libraries, data) is copied for
-    this process, and opened there.
+    to_load: copy the files of a kernel that opens any by its path (native libraries, data) for this process while they
+    are hashed; they are opened from the copy.
     """
     copy_to = private_copies.new_folder() if to_load and _has_opened(resolved.folder) else None
     try:
@@ -205,7 +205,7 @@ def _verify(resolved: ResolvedKernel, to_load: bool, copy_to: Path | None) -> Ve
 
 
 def _names(metadata: Metadata) -> frozenset[str]:
-    """Return the names of a kernel, which only a relative import may mean."""
+    """Return the names of a kernel, which only relative imports may use."""
     return frozenset([metadata.name.replace("-", "_"), *([metadata.id] if metadata.id else [])])
 
 
@@ -236,7 +236,7 @@ def _package_root(resolved: ResolvedKernel, files: Mapping[str, File]) -> str:
 
 
 def _check_id_is_free(verified: VerifiedKernel) -> None:
-    """Raise RefusedError unless new content of an id comes from the same source, as another version: an id is one
+    """Raise RefusedError unless new content of an id is another version from the same source: an id identifies one
     kernel."""
     resolved = verified.resolved
     for other in _loaded.values() if verified.content not in _loaded else ():
@@ -259,8 +259,8 @@ def _load(verified: VerifiedKernel) -> types.ModuleType:
 
 
 def _with_copies(verified: VerifiedKernel) -> VerifiedKernel:
-    """Put all files beside each other in this process's copies: what code opens by a path from its own is what was
-    hashed. Raises IntegrityError for a file that changed since."""
+    """Complete this process's copies with all files, so that code opens only hashed files by relative paths. Raises
+    IntegrityError for a file that changed since."""
     if verified.copies is None and not any(map(is_opened, verified.files)):
         return verified
     folder = verified.copies or private_copies.new_folder()
@@ -280,8 +280,8 @@ def _copy_of(file: File, folder: Path, place: Place) -> File:
 
 
 def _check_natives_are_free(verified: VerifiedKernel) -> None:
-    """Raise RefusedError for a second native module of one file name: both register one namespace, which ends the
-    process."""
+    """Raise RefusedError for a second native module of the same file name: both would register one namespace, which
+    aborts the process."""
     for path, file in verified.files.items():
         if not path.endswith(NATIVE):
             continue
@@ -319,7 +319,7 @@ def _forget(name: str) -> None:
 
 @contextlib.contextmanager
 def _nothing_else_changes(place: Place) -> Iterator[None]:
-    """Put back what a kernel's own code replaced in sys.modules. Raises RefusedError if it did."""
+    """Restore the modules that a kernel's own code replaced in sys.modules. Raises RefusedError if it did."""
     before = dict(sys.modules)
     try:
         yield
@@ -331,7 +331,7 @@ def _nothing_else_changes(place: Place) -> Iterator[None]:
 
 
 class _Source(importlib.machinery.SourceFileLoader):
-    """Compiles the bytes that were verified, or what they were parsed to; no bytecode is read or written."""
+    """A loader that compiles the verified bytes or their AST; no bytecode is read or written."""
 
     def __init__(self, name: str, file: File, trees: dict[str, ast.Module]) -> None:
         super().__init__(name, str(file.copy or file.location))
@@ -352,7 +352,7 @@ class _Source(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of loaded kernels among their verified files, and no others."""
+    """A finder of the modules of loaded kernels among their verified files."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -404,8 +404,8 @@ def _spec(
 
 
 def _first_location(native: File) -> Path:
-    """Return the file from which this process first loaded a native module of this name and content, which must not be
-    loaded twice."""
+    """Return the file from which this process first loaded a native module of this name and content, because it must
+    not be loaded twice."""
     for other in _loaded.values():
         for existing in other.verified.files.values():
             if existing.location.name == native.location.name and existing.sha256 == native.sha256:

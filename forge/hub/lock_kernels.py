@@ -1,4 +1,4 @@
-"""Making a lock file: each kernel is resolved, fetched, and every file of the wanted variants hashed."""
+"""The making of a lock file: each kernel is resolved and fetched, and every file of the wanted variants is hashed."""
 
 import hashlib
 import os
@@ -26,12 +26,12 @@ def lock_kernels(
     backend: str | None = None,
     accept: Callable[[Selection, Sequence[str]], None] | None = None,
 ) -> Lock:
-    """Write the commit and the sha256 of every file of these kernels to a lock file, beside what it holds already.
+    """Write the commit and the sha256 of every file of these kernels to a lock file, added to its entries.
 
-    sources: as `resolve` takes them; none means all that the file holds, at their newest commits. variants: which to
-    lock instead of the one for this system; all_variants: all. A kernel's dependencies are locked with it, as is what a
-    manifest (.yaml) that stands alone names. accept: called for each kernel and its variants once they are fetched; if
-    it raises, the file stays as it is. A mistake in a manifest that stands alone leaves the file as it is, too.
+    sources: as `resolve` takes them; none means all entries of the file, at their newest commits. variants: those to
+    lock instead of the one for this system; all_variants: lock all. A kernel's dependencies are locked with it, as are
+    the repositories that a standalone manifest (.yaml) names. accept: called for each kernel and its variants once they
+    are fetched; if it raises, the file is not changed. Nor does a mistake in a standalone manifest change it.
     Raises: RefusedError for sources that are not built.
     """
     path = Path(path)
@@ -92,9 +92,9 @@ def _beside(folder: Path) -> dict[str, str]:
 
 
 def _locked_manifest(lock: Lock, source: Source, path: Path, *, checked: bool) -> tuple[LockedKernel, list[Source]]:
-    """Return the entry of a manifest that stands alone, and the repositories that it names.
+    """Return the entry of a standalone manifest, and the repositories that it names.
 
-    Raises: NotFoundError, MalformedError, RefusedError; if `checked`, ManifestError for what loading refuses.
+    Raises: NotFoundError, MalformedError, RefusedError; if `checked`, ManifestError if loading would refuse it.
     """
     content = read_small(path, Place(str(path)), MAX_BYTES)
     if content is None:
@@ -108,7 +108,7 @@ def _locked_manifest(lock: Lock, source: Source, path: Path, *, checked: bool) -
 
 
 def _refuse_sources(folder: Path, content: bytes) -> None:
-    """Raise RefusedError for a manifest of sources: what they are compiled to is of one machine, and in no lock."""
+    """Raise RefusedError for a manifest of sources: their binaries belong to one machine and cannot be locked."""
     root = parse(content, MANIFEST).root
     build = root.get("build") if root is not None else None
     if build is not None and build.is_mapping and {"cpp", "cuda"} & build.value.keys():
@@ -129,7 +129,7 @@ def named_repositories(content: bytes, file: str) -> list[str]:
 def check_locked(
     kernel: LockedKernel, lock: Lock, *, policy: Policy | None = None, backend: str | None = None
 ) -> tuple[Place, int]:
-    """Make every check of what a lock file holds, before an import; return where it is, and how many files it has."""
+    """Run every check that precedes an import on a lock file's entry; return its place and its number of files."""
     folder = lock.path.parent / kernel.source
     if kernel.is_manifest:
         check_beside(kernel, lock, folder.parent)
@@ -141,7 +141,7 @@ def check_locked(
 
 
 def check_beside(kernel: LockedKernel, lock: Lock, folder: Path) -> None:
-    """Raise IntegrityError unless what lies beside the variants is as it was locked."""
+    """Raise IntegrityError unless the files beside the variants match the lock."""
     names = dict.fromkeys([*kernel.files, *([] if kernel.is_manifest else [MANIFEST])])
     for name in names:
         content = read_small(folder / name, Place(str(folder), file=name), MAX_BYTES, within=folder)

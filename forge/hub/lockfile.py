@@ -1,4 +1,4 @@
-"""The lock file: which commit of each kernel, and the sha256 of every file of its variants."""
+"""The lock file: the commit of each kernel, and the sha256 of every file of its variants."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from forge.hub.files import Pins, unsafe_path
 from forge.hub.source import COMMIT, Source
 
 VERSION = 1
-SUFFIX = ".lock"  # by which kernels= knows a lock file
+SUFFIX = ".lock"  # by which kernels= recognizes a lock file
 DEFAULT_NAME = "forge-kernels.lock"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 KEYS = ("source", "version", "revision", "commit", "variants")
@@ -23,10 +23,10 @@ ALONE = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class LockedKernel:
-    """One kernel: what was asked for, the commit that it was (None for a folder), and variant → path → sha256.
+    """The entry of one kernel: the request, its commit (None for a folder), and variant → path → sha256.
 
-    files: path → sha256 of what lies beside the variants: a folder's own manifest; a manifest that stands alone, which
-    has no variants.
+    files: path → sha256 of the files beside the variants: a folder's own manifest, or a standalone manifest, which has
+    no variants.
     """
 
     source: str
@@ -38,11 +38,11 @@ class LockedKernel:
 
     @property
     def is_manifest(self) -> bool:
-        """True if it is a manifest that stands alone."""
+        """True for a standalone manifest."""
         return self.commit is None and self.source.endswith(ALONE)
 
     def check(self, name: str, content: bytes, origin: Path) -> None:
-        """Raise IntegrityError unless a file beside the variants is as it was locked."""
+        """Raise IntegrityError unless a file beside the variants matches the lock."""
         expected, actual = self.files.get(name), hashlib.sha256(content).hexdigest()
         if expected is None:
             again = f"forge kernels lock {self.source} -o {origin}"
@@ -57,15 +57,15 @@ class LockedKernel:
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock file and what it holds; folders in it are relative to its own."""
+    """A lock file and its entries; folders in it are relative to its own."""
 
     path: Path
     kernels: tuple[LockedKernel, ...] = ()
 
     def find(self, source: Source) -> LockedKernel:
-        """Return the entry of a source; a version or revision that was not asked for may be any.
+        """Return the entry of a source; without a version or revision, any of them matches.
 
-        Raises: NotFoundError where there is none or more than one.
+        Raises: NotFoundError if no entry or more than one matches.
         """
         matches = [kernel for kernel in self.kernels if self._is_of(kernel, source)]
         exact = [each for each in matches if (each.version, each.revision) == (source.version, source.revision)]
@@ -86,7 +86,7 @@ class Lock:
         return kernel.source == source.repository and (same or not is_specific or kernel.commit == source.revision)
 
     def manifest(self, path: Path) -> LockedKernel | None:
-        """Return the entry of a manifest that stands alone."""
+        """Return the entry of a standalone manifest."""
         manifests = [each for each in self.kernels if each.is_manifest]
         return next((each for each in manifests if (self.path.parent / each.source).resolve() == path.resolve()), None)
 
@@ -98,14 +98,14 @@ class Lock:
         return relative if relative.startswith("..") else f"./{relative}"
 
     def with_kernel(self, kernel: LockedKernel) -> "Lock":
-        """Return the lock with this entry instead of the one for the same request."""
+        """Return the lock with this entry in place of the one for the same request."""
         key = (kernel.source, kernel.version, kernel.revision)
         others = [each for each in self.kernels if (each.source, each.version, each.revision) != key]
         order = sorted([*others, kernel], key=lambda each: (each.source, each.version or 0, each.revision or ""))
         return Lock(self.path, tuple(order))
 
     def write(self) -> None:
-        """Write the file, in an order that depends on nothing but its content."""
+        """Write the file, in an order that depends only on its content."""
         kernels = [
             {
                 **vars(kernel),
@@ -130,7 +130,7 @@ def _request_of(kernel: LockedKernel) -> str:
 
 
 def read_lock(path: Path | str) -> Lock:
-    """Read a lock file. Raises NotFoundError where there is none, MalformedError for one that is not well formed."""
+    """Read a lock file. Raises NotFoundError if it does not exist, MalformedError if it is malformed."""
     path = Path(path)
     try:
         values = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""metadata.json: the form of today, the one before, and none at all."""
+"""The reader of metadata.json in its current form, its earlier form, or absent."""
 
 import hashlib
 import importlib.util
@@ -16,7 +16,7 @@ from forge.hub.metadata_form import are_strings, first_problem, line_of, unique_
 
 @dataclass(frozen=True)
 class KernelDependency:
-    """Another kernel that a kernel asks for while it is imported."""
+    """Another kernel that a kernel requests while it is imported."""
 
     repository: str
     version: int | None
@@ -25,12 +25,11 @@ class KernelDependency:
 
 @dataclass(frozen=True)
 class Metadata:
-    """A variant's metadata.json. It holds no operators, dtypes or shapes, and nothing about gradients.
+    """A variant's metadata.json. The file has no operators, dtypes, shapes or gradients.
 
-    form: which published form it has. name: the kernel's, with dashes; the repository's where the file does not say.
-    python_depends: names from the Hub's list of allowed dependencies, those for this backend included.
-    archs: the device architectures that a native build was made for. digest: what it says its files are. sha256: of
-    what was read.
+    form: the published form. name: the kernel's, with dashes; the repository's if the file has none. python_depends:
+    names from the Hub's list of allowed dependencies, those for this backend included.
+    archs: the device architectures of a native build. digest: the declared hashes of the files. sha256: of the file.
     """
 
     form: Literal["current", "earlier", "none"]
@@ -47,9 +46,9 @@ class Metadata:
 
 
 def read_metadata(folder: Path, place: Place, *, name: str, backend: str, links_into: Path | None = None) -> Metadata:
-    """Read the metadata of a variant's folder; `name` is the kernel's where the file does not say.
+    """Read the metadata of a variant's folder; `name` is the kernel's if the file has none.
 
-    Raises: MalformedError for a file that has neither published form; NotFoundError for a newer one than `kernels`.
+    Raises: MalformedError if the file has neither published form; NotFoundError if it needs a newer `kernels`.
     """
     place = place.at("metadata.json")
     content = read_small(folder / "metadata.json", place, MAX_METADATA_BYTES, links_into=links_into)
@@ -130,9 +129,9 @@ def _value(
 
 
 def dependency_modules(metadata: Metadata, backend: str, place: Place) -> tuple[str, ...]:
-    """Return the modules that the declared Python dependencies give.
+    """Return the modules that the declared Python dependencies provide.
 
-    Raises: MalformedError for one that the Hub does not allow; NotFoundError for one that is not installed.
+    Raises: MalformedError for a dependency that the Hub does not allow; NotFoundError for one that is not installed.
     """
     allowed = compat.python_dependencies(backend)
     modules = []

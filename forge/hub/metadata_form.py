@@ -1,4 +1,4 @@
-"""Schema of metadata.json, and a readable error for a file that the library `kernels` refuses."""
+"""The schema of metadata.json, and readable errors for a file that the library `kernels` refuses."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ TYPES: dict[str, tuple[type, str]] = {
 }
 NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 ALGORITHMS = ("sha256", "sha512")
-# the licenses that a repository of the Hub may give, in lower case
+# the licenses that a repository of the Hub may declare, in lower case
 LICENSES = frozenset(
     """
     apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m
@@ -46,21 +46,21 @@ _UNREAD = {"python-depends-backends", "build-info"}  # by the library, whatever 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _DEPENDENCY = {"repo-id": (str, "a string"), "version": (int, "an integer"), "revision": (str, "a string")}
 
-Problem = tuple[str | None, str]  # the key at whose line it stands, None for the whole file; what is wrong
+Problem = tuple[str | None, str]  # the key that locates it, None for the whole file; the message
 
 
 def fits(value: Any, kind: type) -> bool:
-    """Return whether a value of JSON is of a type; true and false are no integers."""
+    """Return whether a JSON value is of a type; true and false are not integers."""
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def are_strings(value: Any) -> bool:
-    """Return whether a value of JSON is a list of strings."""
+    """Return whether a JSON value is a list of strings."""
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of JSON. Raises ValueError for a key that stands twice."""
+    """Make a JSON object. Raises ValueError for a duplicate key."""
     values = dict(pairs)
     if len(values) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -69,13 +69,13 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def line_of(text: str, key: str | None) -> int:
-    """Return the line of the first key of that name; 1 where there is none."""
+    """Return the line of the first key of that name; 1 if it is absent."""
     lines = (number for number, line in enumerate(text.splitlines(), 1) if key is not None and f'"{key}"' in line)
     return next(lines, 1)
 
 
 def first_problem(values: dict[str, Any], error: Exception) -> Problem:
-    """Return the first problem of values that the library refused, or what it said where forge finds none."""
+    """Return the first problem of values that the library refused, or the library's message if forge finds none."""
     message = " ".join(str(error).removeprefix("Cannot parse metadata: ").split())
     return next(_problems(values), (None, f"is not accepted by the library kernels, which says: {message}"))
 
@@ -94,8 +94,7 @@ def _problems(values: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _wrong(key: str, value: Any, expectation: str, inside: str = "", entry: int | None = None) -> Problem:
-    """Return the problem of a value. inside: the key at the top of the file in whose object, or list's entry, the key
-    is."""
+    """Return the problem of a value. inside: the top-level key whose object, or list's entry, contains the key."""
     where = f" of {f'entry {entry} of ' if entry else ''}{inside!r}" if inside else ""
     return inside or key, f"{key!r}{where} is {value!r}, but must be {expectation}"
 

@@ -14,16 +14,15 @@ SIGNATURES = ("off", "warn", "enforce")
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """A policy of the kernels that may be imported.
+    """A policy for the kernels that may be imported.
 
-    trust: "locked" takes what a lock file holds; "publisher" also what one of `repositories` ("org/name"), one of
-    `publishers` ("org") or, with `hub_publishers`, an organization that the Hub marks as trusted gives; "any" all.
-    local: whether folders of this machine may be used without a lock. build: whether their sources may be compiled,
-    where no prebuilt variant fits and the cache has nothing. signatures: what a missing or bad signature does. imports:
-    modules that kernels may import beyond the standard library, torch, triton and what they declare (`allow_imports` of
-    forge.jit and forge.use_kernels, `--allow-import` of the command line). max_file_bytes: no file is
-    larger.
-    Raises: ValueError and TypeError for values that mean nothing.
+    trust: "locked" allows the kernels in a lock file; "publisher" also those of `repositories` ("org/name"), of
+    `publishers` ("org") and, with `hub_publishers`, of organizations that the Hub marks as trusted; "any" all. local:
+    whether local folders may be used without a lock. build: whether their sources may be compiled, if no prebuilt
+    variant fits and the cache has none. signatures: the effect of a missing or bad signature. imports: modules that
+    kernels may import besides the standard library, torch, triton and their declared dependencies (`allow_imports` of
+    forge.jit and forge.use_kernels, `--allow-import` of the command line). max_file_bytes: the maximum size of a file.
+    Raises: ValueError and TypeError for invalid values.
     """
 
     trust: Literal["locked", "publisher", "any"] = "publisher"
@@ -53,13 +52,13 @@ class Policy:
                 object.__setattr__(self, field.name, tuple(value))
 
     def with_imports(self, imports: Sequence[str]) -> "Policy":
-        """Return this policy, by which kernels may import these modules too. Raises TypeError for one string."""
+        """Return this policy with these modules added to the allowed imports. Raises TypeError for one string."""
         check_list(imports, "allow_imports", "the names of modules")
         return replace(self, imports=(*self.imports, *imports)) if imports else self
 
     allowing = RenamedMember("with_imports")
 
     def names(self, repository: str) -> bool:
-        """Return whether the repository needs nobody's word but the user's."""
+        """Return whether the policy names the repository, or its publisher, explicitly."""
         publisher = repository.split("/")[0]
         return self.trust == "any" or repository in self.repositories or publisher in self.publishers

@@ -1,7 +1,7 @@
-"""Copies that belong to this process: native libraries are loaded from bytes that were hashed while they were copied.
+"""The copies of files that belong to this process: native libraries are loaded from bytes hashed during the copy.
 
-A folder that only its owner can enter, gone with the process: what a process that was killed left is removed by the
-next one. It is locked as long as the process, or a fork of it, is there.
+They lie in a folder that only its owner can enter and that is removed at exit; the folder of a killed process is
+removed by the next one. It is locked as long as the process, or a fork of it, lives.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from forge.support.owner_only_store import user_cache
 
 PREFIX = "forge-kernels-"
 LOCK = "lock"
-YOUNG = 60.0  # seconds in which a folder may not be locked yet
+YOUNG = 60.0  # seconds during which a new folder may not be locked yet
 _BLOCK = 1 << 20
 
 _making = new_lock()
@@ -36,12 +36,12 @@ def new_folder() -> Path:
 
 
 def drop(folder: Path) -> None:
-    """Remove a folder that new_folder made."""
+    """Remove a folder made by new_folder."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy(source: BinaryIO, target: Path) -> tuple[int, str]:
-    """Write the content that is read to a new file; return its size and sha256."""
+    """Copy a stream to a new file; return its size and sha256."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500)
@@ -77,7 +77,7 @@ def _parent_folder() -> Path:
 
 
 def _flock(path: Path, *, shared: bool) -> int | None:
-    """Return a lock that the system frees when all who have it are gone; None where another one has it."""
+    """Return a lock that the system frees when all its holders are gone; None if another process holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -96,7 +96,7 @@ def _leave(root: Path, lock_fd: int | None, owner: int) -> None:
 
 
 def _remove(root: Path) -> None:
-    """Remove a folder that nobody has any more."""
+    """Remove a folder without an owner."""
     with contextlib.suppress(OSError):
         handle = _flock(root / LOCK, shared=False)
         if handle is not None:

@@ -1,4 +1,4 @@
-"""From what the user names to a folder with the files of one variant; nothing of it is imported."""
+"""The resolution of a user's reference to a folder with the files of one variant; nothing is imported."""
 
 import os
 import warnings
@@ -16,7 +16,7 @@ from forge.hub.policy import Policy
 from forge.hub.source import COMMIT, Source, parse_source
 from forge.hub.variants import Choice, choose, describe
 
-SOURCES = "torch-ext"  # beside build/: where a repository keeps the Python that it is built from
+SOURCES = "torch-ext"  # beside build/: the Python sources of a repository
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Selection:
     """The variants chosen for loading, before any of their files is fetched.
 
     commit: None for a folder. build: the folder that holds the variants. choice: the variants that fit, the best
-    first, and why the others do not. record: what the Hub listed. locked: the entry of the lock file. cached: whether
-    only the cache serves it.
+    first, and the reasons against the others. record: the Hub's listing. locked: the entry of the lock file. cached:
+    whether it is served from the cache alone.
     """
 
     source: Source
@@ -40,7 +40,7 @@ class Selection:
 
     @property
     def variant(self) -> str:
-        """The best variant. Raises NotFoundError, with the reason for each, where none fits."""
+        """The best variant. Raises NotFoundError, with the reason for each, if none fits."""
         if not self.choice.accepted:
             raise NotFoundError(
                 f"{self.place()}: no variant fits this system (backend {self.backend}):{describe(self.choice.rejected)}"
@@ -51,18 +51,18 @@ class Selection:
         return Place(str(self.source), self.commit, variant)
 
     def is_cached(self, variant: str) -> bool:
-        """Return whether the kernel is of the Hub and the cache holds its whole variant."""
+        """Return whether the kernel is from the Hub and the cache holds its complete variant."""
         cache = repository_cache(self.source.repository)
         return self.commit is not None and cache.has(self.commit, variant, self.record)
 
 
 @dataclass(frozen=True)
 class ResolvedKernel:
-    """One variant of one kernel, its files on this machine and not yet verified.
+    """A variant of a kernel whose files are local and not yet verified.
 
     source: "org/name" or the folder. folder: the variant's. rejected: (variant, reason) of each other.
-    pins: what its files must be: the lock's word, or the Hub's listing of the commit. depends: the kernels that it
-    asks for while it is imported.
+    pins: the required hashes of its files, from the lock or the Hub's listing of the commit. depends: the kernels that
+    it requests while it is imported.
     """
 
     source: str
@@ -93,9 +93,9 @@ def resolve(
     """Find a kernel, choose its variant for this system, and fetch it unless the cache has it.
 
     source: "org/name", "org/name@v1", "org/name@<revision>", or a folder. lock: the lock file that must hold it.
-    backend: "cpu" chooses a variant for the CPU where torch has another backend; without it, that is what a repository
-    without a variant for torch's own gets, for CPU tensors are everywhere.
-    Raises: HubError, whose subclass says what is wrong.
+    backend: "cpu" chooses a variant for the CPU even if torch has another backend; by default, it is the fallback for a
+    repository without a variant for torch's backend, because CPU tensors exist everywhere.
+    Raises: HubError, whose subclass tells the cause.
     """
     selection = select(source, version=version, revision=revision, lock=lock, policy=policy, backend=backend)
     return fetch(selection, selection.variant)
@@ -104,7 +104,7 @@ def resolve(
 def resolve_locked(
     kernel: LockedKernel, lock: Lock, *, policy: Policy | None = None, backend: str | None = None
 ) -> ResolvedKernel:
-    """Find a kernel that a lock file holds, as `resolve` does."""
+    """Resolve a kernel in a lock file, like `resolve`."""
     source = kernel.source if kernel.commit is not None else str(lock.path.parent / kernel.source)
     version, revision = kernel.version, kernel.revision
     return resolve(source, version=version, revision=revision, lock=lock, policy=policy, backend=backend)
@@ -118,7 +118,7 @@ def available(
     policy: Policy | None = None,
     backend: str | None = None,
 ) -> bool:
-    """Return whether a kernel has a variant for this system; False, too, for an unknown repository or version."""
+    """Return whether a kernel has a variant for this system, False for an unknown repository or version."""
     try:
         selection = select(source, version=version, revision=revision, policy=policy, backend=backend)
     except NotFoundError:
@@ -135,7 +135,7 @@ def select(
     policy: Policy | None = None,
     backend: str | None = None,
 ) -> Selection:
-    """Choose the variant as `resolve` does, and fetch nothing but the Hub's listing."""
+    """Choose the variant like `resolve`, but fetch only the Hub's listing."""
     compat.require()
     policy, lock = policy or Policy(), as_lock(lock)
     request = parse_source(source, version=version, revision=revision)
@@ -171,10 +171,10 @@ def _only_locked(selection: Selection, lock: Lock, locked: LockedKernel) -> Sele
 
 
 def _select_folder(source: Source, locked: LockedKernel | None, policy: Policy, backend: str) -> Selection:
-    """Select from a folder of this machine: the variants in it, those in its build/, or itself, in this order."""
+    """Select from a local folder: the variants in it, those in its build/, or the folder itself, in this order."""
     if locked is None and not policy.local:
         raise RefusedError(f"{source}: is a folder of this machine; allow it with Policy(local=True), or lock it")
-    root = Path(os.path.realpath(source.folder))  # of links that lead to each other it gives one of them
+    root = Path(os.path.realpath(source.folder))  # resolves to one of the links if they form a cycle
     if not root.is_dir():
         problem = "is a file, not a repository's folder" if root.exists() else "there is no such folder"
         raise NotFoundError(f"{source}: {problem}; one of the Hub is 'owner/name'")
@@ -221,7 +221,7 @@ def _select_repository(source: Source, locked: LockedKernel | None, policy: Poli
 
 
 def _commit(source: Source, cache: RepositoryCache) -> str:
-    """Return the commit of a version or revision: asked of the Hub once a process, else what was asked last."""
+    """Return the commit of a version or revision: requested from the Hub once per process, else the last known one."""
     if source.revision is not None and COMMIT.fullmatch(source.revision):
         return source.revision
     name = f"v{source.version}" if source.version is not None else source.revision or ""
@@ -245,14 +245,14 @@ def _commit(source: Source, cache: RepositoryCache) -> str:
 
 
 def _hint(source: Source) -> str:
-    """Return a hint for who means a folder by what reads as a repository of the Hub."""
+    """Return a hint for a user who means a folder by a string that is parsed as a repository of the Hub."""
     is_folder = Path(source.repository).is_dir()
     return f"; for the folder of this name, write ./{source.repository}" if is_folder else ""
 
 
 def _check_trust(source: Source, trusted: bool | None, policy: Policy) -> bool:
-    """Return the Hub's word on the publisher, `trusted` if it was asked before. Raises RefusedError unless it is
-    yes."""
+    """Return the Hub's trust in the publisher, or `trusted` if it was requested before. Raises RefusedError if it is
+    needed and absent."""
     publisher = source.repository.split("/")[0]
     allow = f"allow it with Policy(repositories=({source.repository!r},)), or lock it: forge kernels lock --trust any"
     if trusted is None and policy.hub_publishers:
@@ -266,7 +266,7 @@ def _check_trust(source: Source, trusted: bool | None, policy: Policy) -> bool:
 
 
 def _list_files(source: Source, commit: str, cache: RepositoryCache) -> Mapping[str, client.ListedFile] | None:
-    """List what the commit holds; None where the Hub does not answer and another tool filled the cache."""
+    """List the files of a commit; None if the Hub does not answer and another tool filled the cache."""
     try:
         client.refs(source.repository)
         return client.files(source.repository, commit)
@@ -277,7 +277,7 @@ def _list_files(source: Source, commit: str, cache: RepositoryCache) -> Mapping[
 
 
 def _without_absent(selection: Selection) -> Selection:
-    """Return the selection; of cached variants alone, where the best one is not here and the Hub does not answer."""
+    """Return the selection, limited to cached variants if the best one is not cached and the Hub does not answer."""
     accepted = selection.choice.accepted
     if not accepted or selection.is_cached(accepted[0]):
         return selection
@@ -295,12 +295,12 @@ def _notice(text: str) -> None:
 
 
 def fetch(selection: Selection, variant: str) -> ResolvedKernel:
-    """Fetch the files of a variant and of what it depends on, from the cache or the Hub, and its metadata."""
+    """Fetch the files and metadata of a variant, and its dependencies, from the cache or the Hub."""
     return _fetch(selection, variant, ())
 
 
 def _fetch(selection: Selection, variant: str, dependents: tuple[str, ...]) -> ResolvedKernel:
-    """Fetch as `fetch` does. asked: the kernels that depend on this one, the outermost first."""
+    """Fetch like `fetch`. dependents: the kernels that depend on this one, the outermost first."""
     place, blobs = selection.place(variant), None
     folder = selection.build / variant
     if selection.commit is not None:
@@ -342,7 +342,8 @@ def _download(selection: Selection, variant: str, commit: str) -> None:
 
 
 def _name(source: Source, variant: str) -> str:
-    """Return the name of a kernel whose metadata has none: its repository's, or that of the folder around build/."""
+    """Return the name of a kernel without one in its metadata: its repository's, or that of the parent folder of
+    build/."""
     if source.repository:
         return source.repository.split("/")[1]
     root = source.folder.resolve()

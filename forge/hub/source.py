@@ -14,7 +14,7 @@ VERSION = re.compile(r"v(\d+)", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """A repository of the Hub with the version or revision that is wanted, or the path of a folder of this machine."""
+    """A repository of the Hub with the wanted version or revision, or the path of a local folder."""
 
     repository: str = ""
     path: Path | None = None
@@ -23,7 +23,7 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        """The path, where it is no repository."""
+        """The path of a folder; None for a repository."""
         assert self.path is not None, f"{self.repository} is a repository of the Hub"
         return self.path
 
@@ -39,7 +39,7 @@ def parse_source(
 ) -> Source:
     """Parse a source. A string is a repository if it is "org/name", and a folder otherwise.
 
-    Raises: TypeError and ValueError for what is neither, and for a version and a revision at once.
+    Raises: TypeError and ValueError for an invalid source, and for a version and a revision together.
     """
     check(
         isinstance(source, str | os.PathLike) and bool(os.fspath(source)),

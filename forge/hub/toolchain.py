@@ -1,4 +1,4 @@
-"""The compilers of this machine: which they are, what they compile for, and how their errors are read."""
+"""The compilers of this machine: their versions, their targets, and the parsing of their errors."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ ERROR = re.compile(r"error:|undefined (reference|symbol)")
 
 
 class NoCompilerError(HubError):
-    """There is no compiler for what is to be compiled."""
+    """The error when no compiler for the sources is installed."""
 
 
 def compiler() -> str:
@@ -31,13 +31,13 @@ def compiler() -> str:
 
 
 def programs() -> str:
-    """Return the folders of programs, without the current one, which a relative entry would be."""
+    """Return PATH without relative entries, which would name folders in the current one."""
     return child_processes.environment().get("PATH", os.defpath)
 
 
 @cache
 def version(program: str) -> str:
-    """Return a compiler, and what it says that it is."""
+    """Return a compiler's path and the version that it reports."""
     process = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace")
     return f"{program}: {process.stdout}"
 
@@ -57,7 +57,7 @@ def nvcc() -> str | None:
 
 
 def architectures() -> list[str]:
-    """Return the capabilities that torch compiles for: those asked for, else those of the devices that are here."""
+    """Return the capabilities that torch compiles for: the requested ones, else those of this machine's devices."""
     setting = os.environ.get("TORCH_CUDA_ARCH_LIST", "native")
     if setting not in ("", "native"):
         return [setting]
@@ -65,7 +65,7 @@ def architectures() -> list[str]:
 
 
 def cuda_problem() -> str | None:
-    """Return why CUDA sources cannot be compiled here, or None."""
+    """Return the reason why CUDA sources cannot be compiled here, or None."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if nvcc() is None:
@@ -76,7 +76,7 @@ def cuda_problem() -> str | None:
 
 
 def first_errors(output: str, count: int) -> list[str]:
-    """Return the lines from a compiler's first error on, or the last ones where none is marked so."""
+    """Return the lines from a compiler's first error on, or the last lines if none is marked as an error."""
     lines = [line for line in output.strip().splitlines() if not line.startswith("ninja: build stopped")]
     first = next((index for index, line in enumerate(lines) if ERROR.search(line)), max(0, len(lines) - 4))
     return lines[first : first + count]

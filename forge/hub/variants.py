@@ -1,4 +1,4 @@
-"""Choice of the build of a kernel that fits this system, with the reason against each of the others."""
+"""The choice of the build of a kernel that fits this system, with the reason against each of the others."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ BACKENDS = ("cann", "cpu", "cuda", "metal", "neuron", "rocm", "tpu", "xpu")  # t
 
 @dataclass(frozen=True)
 class Choice:
-    """accepted: names of the variants that fit, the best first. rejected: (name, reason) of each other."""
+    """The result of a choice. accepted: names of the variants that fit, the best first. rejected: (name, reason) of the
+    others."""
 
     accepted: tuple[str, ...]
     rejected: tuple[tuple[str, str], ...]

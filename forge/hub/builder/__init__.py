@@ -1,12 +1,13 @@
-"""Builds a source tree of the Kernel Hub, as build.toml describes it, into build/<variant>/ for this machine.
+"""The builder of source trees of the Kernel Hub: build.toml in, build/<variant>/ for this machine out.
 
 config.py     build.toml → Config, or an error with file, line and key
-targets.py    which variants this machine can build, and why not the others
-compiling.py  sources → one shared object: in parallel, each object kept by what it was made of
+targets.py    the variants that this machine can build, and the reasons against the others
+compiling.py  sources → one shared object: in parallel, with objects cached by their inputs
 variant.py    the folder of a variant: Python files, the shared object, metadata
-new.py        an empty tree that its author fills in
+new.py        a template tree for the author to fill in
 
-The Hub's own kernel-builder makes all variants, in a Nix sandbox; these are the same folders, for the machine at hand.
+The Hub's own kernel-builder makes all variants, in a Nix sandbox; this builder makes the same folders, for this machine
+only.
 """
 
 from forge.hub.builder.config import FILE, Config, read_config

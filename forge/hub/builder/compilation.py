@@ -1,8 +1,8 @@
-"""Compiles a target's sources into one shared object.
+"""The compilation of a target's sources into one shared object.
 
-Every source and header is read once, and copied to a folder of its own, which is all that the compilers see of the
-tree. Objects are kept by what they were made of (the source, all headers, the command, the compiler, torch), so that
-what did not change is not compiled again.
+Every source and header is read once and copied to a separate folder; the compilers see no other files of the tree.
+Objects are cached by their inputs (the source, all headers, the command, the compiler, torch), so unchanged sources are
+not compiled again.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ OBJECT_HEADER = b"forge object 1\n"
 STORE_BYTES = 2**30
 ERROR_LINES = 20
 
-# A header that sources of the Hub include: macros that expand the library's name, which is a macro itself, and a
-# module that Python can import.
+# A header that sources of the Hub include: macros that expand the library's name, which is a macro itself, and a module
+# that Python can import.
 _REGISTRATION = """\
 #pragma once
 
@@ -60,9 +60,9 @@ _REGISTRATION = """\
 #define REGISTER_EXTENSION(name) FORGE_MODULE(name)
 """
 
-# Symbols that a newer compiler would take from systems newer than manylinux_2_28, which the Hub builds for, are defined
-# in the library: constructors of streams, in libstdc++ since GLIBCXX_3.4.26, and the flag of glibc 2.32 that lets
-# shared_ptr count without atomics. False is always right.
+# Symbols that a newer compiler would take from systems newer than manylinux_2_28, the Hub's target, are defined in the
+# library: constructors of streams, in libstdc++ since GLIBCXX_3.4.26, and the flag of glibc 2.32 that lets shared_ptr
+# count without atomics. False is always right.
 MANYLINUX = "forge_manylinux.h"
 _MANYLINUX = """\
 #pragma once
@@ -82,7 +82,7 @@ _GENERATED = {REGISTRATION: _REGISTRATION.encode(), MANYLINUX: _MANYLINUX.encode
 
 @dataclass(frozen=True)
 class Step:
-    """One object: `command` compiles `source`, a path in the copied tree, to the path that it is given."""
+    """One object: `command` compiles `source`, a path in the copied tree, to a given path."""
 
     source: str
     command: tuple[str, ...]
@@ -90,7 +90,7 @@ class Step:
 
 
 class TargetCompilation:
-    """A target's files, and what they are compiled to."""
+    """The files of a target and the steps that compile them."""
 
     def __init__(self, config: Config, target: Target) -> None:
         self.config = config
@@ -99,7 +99,7 @@ class TargetCompilation:
         self.compilers = _compilers(target)
 
     def key(self, *more: bytes) -> str:
-        """Return a hash of all that decides what comes out, and of `more`."""
+        """Return a hash of all inputs of the compilation, and of `more`."""
         config, target = self.config, self.target
         files = _digest(*[part for path, content in self.files.items() for part in (path.encode(), content)])
         flags = [
@@ -113,7 +113,8 @@ class TargetCompilation:
         return _digest(repr(parts).encode(), *more)
 
     def run(self, id: str, work: Path, *, jobs: int, logs: Path) -> Path:
-        """Return the shared object, in `work`. Raises BuildError with the compiler's errors and its command."""
+        """Compile and link in `work`, and return the shared object. Raises BuildError with the compiler's errors and
+        its command."""
         inside, objects = work / "in", work / "objects"
         objects.mkdir(parents=True)
         for path, content in {**self.files, **_GENERATED}.items():
@@ -169,8 +170,7 @@ def _compilers(target: Target) -> dict[str, str]:
 
 
 def _read(config: Config, target: Target) -> dict[str, bytes]:
-    """Return the sources, the headers beside them, and those in the folders that they include from; by path, in
-    order."""
+    """Return the sources, the headers beside them, and those in their include folders; by path, in order."""
     sources = [*config.src, *[path for part in target.components for path in part.src]]
     paths = set(sources)
     for folder in map(os.path.dirname, sources):
@@ -187,7 +187,7 @@ def _is_header(name: str) -> bool:
 
 
 def _headers() -> tuple[str, ...]:
-    """Return the versions and places of the headers that are included."""
+    """Return the versions and locations of the included headers."""
     return torch.__version__, sysconfig.get_paths()["include"]
 
 
@@ -197,7 +197,8 @@ def _include_paths() -> list[str]:
 
 
 def _archs(archs: Sequence[str]) -> list[str]:
-    """Return nvcc's options for capabilities such as 9.0; those of this machine's devices where a part names none."""
+    """Return nvcc's options for capabilities such as 9.0; those of this machine's devices for a part that names
+    none."""
     capabilities = [each for entry in archs or toolchain.architectures() for each in entry.replace(";", " ").split()]
     numbers = [each.removesuffix("+PTX").replace(".", "") for each in capabilities]
     return [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]

@@ -1,7 +1,7 @@
-"""build.toml: what a source tree of the Kernel Hub says of itself.
+"""The reader of build.toml, the description of a source tree of the Kernel Hub.
 
-The format is that of the Hub's kernel-builder, whose edition 5 this is; of the editions before, what can be read
-without doubt is read as well.
+The format is edition 5 of that of the Hub's kernel-builder. Earlier editions are read where their meaning is
+unambiguous.
 
 Source: https://huggingface.co/docs/kernels/builder/writing-kernels
 """
@@ -35,8 +35,8 @@ _ARCHS = {"cuda": "cuda-capabilities", "rocm": "rocm-archs"}
 class Component:
     """A part of a native kernel, [kernel.NAME]: sources of one backend, by their paths in the tree.
 
-    flags: of the backend's own compiler; cxx_flags: of the C++ compiler; archs: the devices that it is made for, or
-    none for all.
+    flags: of the backend's own compiler; cxx_flags: of the C++ compiler; archs: the devices that it targets; empty for
+    all.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Component:
 
 @dataclass(frozen=True)
 class Config:
-    """A source tree. framework: torch (compiled), torch-noarch (Python alone) or tvm-ffi.
+    """The configuration of a source tree. framework: torch (compiled), torch-noarch (Python alone) or tvm-ffi.
 
     python_depends: by backend, "" for all of them. stable_abi: the torch version whose stable ABI a backend is built
-    for. minver, maxver: of torch. pyext: which of the Python package's files are shipped, by extension.
+    for. minver, maxver: of torch. pyext: the extensions of the Python package's files that are shipped.
     """
 
     folder: Path
@@ -79,12 +79,12 @@ class Config:
 
     @property
     def module(self) -> str:
-        """The name as Python writes it."""
+        """The name as a Python identifier."""
         return self.name.replace("-", "_")
 
     @property
     def package(self) -> Path:
-        """The folder of the Python side."""
+        """The folder of the Python package."""
         return self.folder / "torch-ext" / self.module
 
 
@@ -103,7 +103,7 @@ def read_config(folder: Path) -> Config:
 
 
 class _Reader:
-    """Reads a file's values, each by its kind."""
+    """A reader of a file's values, with a method for each kind."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self._folder = folder
@@ -163,7 +163,7 @@ class _Reader:
         }
 
     def license(self, values: Mapping[str, Any]) -> str:
-        """Return the license, which must be given: the Hub's requirements ask for one."""
+        """Return the license. It is mandatory: the Hub's requirements ask for one."""
         value = self.of("general", values, "license", str, None)
         if value is None:
             self.no("general", "license", 'must be there: a license of the Hub, such as "Apache-2.0", or "other"')
@@ -252,7 +252,7 @@ class _Reader:
             path = PurePosixPath(each)
             if path.is_absolute() or ".." in path.parts:
                 self.no(section, key, f"has {each!r}, but paths are below the folder of {FILE}")
-            if not os.path.exists(self._folder / path):  # nor is what can be no name
+            if not os.path.exists(self._folder / path):  # a path that is not valid does not exist either
                 self.no(section, key, f"has {each!r}, which is not there")
             if key == "src" and not os.path.isfile(self._folder / path):
                 self.no(section, key, f"has {each!r}, which is not a file")

@@ -1,7 +1,7 @@
-"""A source tree that its author fills in: it builds, conforms and verifies as it stands.
+"""The template of a source tree: it builds, conforms and verifies before its author changes anything.
 
-The files are in templates/: those of every kernel in common/, and those of a kind in a folder of its name. In their
-text and in their names, `@module@` and the other words between `@` are replaced.
+The files are in templates/: those shared by all kernels in common/, and those of each kind in a folder of its name.
+`@module@` and the other placeholders are replaced in the files' text and names.
 """
 
 import keyword
@@ -50,7 +50,7 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
 def write_new(name: str, folder: Path, kind: str = "cpp") -> list[Path]:
     """Write a source tree of a kernel `name`, in C++ for CPUs ("cpp") or in Triton ("triton"); return its files.
 
-    Raises: HubError for a name that the Hub does not take, an unknown kind, or a folder that has files.
+    Raises: HubError for a name that the Hub does not accept, an unknown kind, or a folder that is not empty.
     """
     if kind not in KINDS:
         raise HubError(f"{kind!r} is no kind of kernel: known are {', '.join(KINDS)}")
@@ -81,7 +81,7 @@ def _fill_in(text: str, words: Mapping[str, str]) -> str:
 
 
 def _problem(name: str, kind: str) -> str | None:
-    """Return why a tree of this name would not build, conform or load, or None."""
+    """Return the reason why a tree of this name would not build, conform or load, or None."""
     module = name.replace("-", "_")
     if not NAME.fullmatch(name):
         return f"must be {NAME_FORM}"

@@ -1,4 +1,4 @@
-"""Variants of a source tree that this machine can build, and the reasons against the others."""
+"""The variants of a source tree that this machine can build, and the reasons against the others."""
 
 import platform
 import re
@@ -11,7 +11,7 @@ import torch
 from forge.hub import toolchain
 from forge.hub.builder.config import Component, Config
 
-STABLE_ABI = "2.11"  # for trees that do not say which, and use no other headers of torch's
+STABLE_ABI = "2.11"  # for trees that name no version, and use no other headers of torch's
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]((?:torch|ATen|c10)/[^>"]*)', re.MULTILINE)
 _STABLE_HEADERS = (b"torch/csrc/stable/", b"torch/headeronly/", b"torch/csrc/inductor/aoti_torch/c/")
 _SYSTEMS = {"linux": "linux", "darwin": "darwin"}
@@ -20,8 +20,8 @@ _MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
 
 @dataclass(frozen=True)
 class Target:
-    """A variant to be built: Python files alone where it has no components. stable_abi: the torch version that it is
-    made for and whose successors run it, or None where it is for this torch's minor version."""
+    """A variant to build; without components, it has Python files only. stable_abi: the oldest torch version that runs
+    it through the stable ABI, or None for a build for this torch's minor version only."""
 
     variant: str
     backend: str
@@ -55,7 +55,7 @@ def _target(config: Config, backend: str) -> Target:
 
 
 def torch_version() -> tuple[int, int]:
-    """Return major and minor of the torch that is installed."""
+    """Return the major and minor version of the installed torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
@@ -96,7 +96,7 @@ def _version(version: str) -> tuple[int, int]:
 
 
 def _as_sources_allow(config: Config, components: tuple[Component, ...]) -> str | None:
-    """Return the stable ABI, where no source or header names a header of torch's that is not part of it."""
+    """Return the stable ABI version if every torch header that the sources name is part of it, else None."""
     if torch_version() < _version(STABLE_ABI):
         return None
     paths = [*config.src, *[path for each in components for path in each.src]]

@@ -41,7 +41,8 @@ importlib.util.module_from_spec(importlib.util.spec_from_file_location(*sys.argv
 
 @dataclass(frozen=True)
 class BuiltVariant:
-    """A variant's folder. fresh: it was built now; else it was there, of the same files, flags and compilers."""
+    """A variant's folder. fresh: it was built now; otherwise an earlier build of the same files, flags and compilers is
+    reused."""
 
     path: Path
     backend: str
@@ -50,7 +51,7 @@ class BuiltVariant:
 
 @dataclass(frozen=True)
 class BuiltTree:
-    """Variants built from a source tree, and the reason for each backend that was skipped."""
+    """The variants built from a source tree, and the reason for each backend that was skipped."""
 
     variants: tuple[BuiltVariant, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -59,18 +60,18 @@ class BuiltTree:
 def build_tree(
     folder: str | Path, *, output: Path | None = None, jobs: int | None = None, force: bool = False
 ) -> BuiltTree:
-    """Build the variants of a source tree that this machine can, each into output/<variant>/, whole or not at all.
+    """Build the variants of a source tree for this machine, each into output/<variant>/ atomically.
 
-    output: folder/build by default. jobs: compilers at once, one a core by default. force: rebuilds what is there.
-    Raises: MalformedError for a build.toml that cannot be read, or a file that it names; BuildError where nothing can
-    be built here, with the reason for each backend, or where a compiler fails, with its errors and command.
+    output: folder/build by default. jobs: the number of concurrent compilers, one per core by default. force: rebuild
+    existing variants. Raises: MalformedError if build.toml or a file that it names cannot be read; BuildError if
+    nothing can be built here, with the reason for each backend, or if a compiler fails, with its errors and command.
     """
     config = read_config(Path(folder).resolve())
     output = config.folder / "build" if output is None else Path(output).resolve()
     try:
         output.mkdir(parents=True, exist_ok=True)
         with build.lock(output / ".lock", config.name):
-            for leftover in output.glob(".unfinished-*"):  # of builders that were killed
+            for leftover in output.glob(".unfinished-*"):  # left by builders that were killed
                 shutil.rmtree(leftover, ignore_errors=True)
             available, skipped = targets(config)
             if not available:
@@ -118,7 +119,7 @@ def _build(config: Config, target: Target, output: Path, jobs: int, force: bool)
 
 
 def _python_files(config: Config) -> dict[str, bytes]:
-    """Read the package's files of the extensions that are shipped, and forge's manifest, by path in the variant."""
+    """Return the package's files of the shipped extensions, and forge's manifest, by path in the variant."""
     paths = {
         path.relative_to(config.package): path for path in sorted(config.package.rglob("*")) if _ships(config, path)
     }
@@ -139,7 +140,7 @@ def _ships(config: Config, path: Path) -> bool:
 
 
 def _metadata(config: Config, target: Target) -> dict[str, Any]:
-    """Return metadata.json without what depends on the files."""
+    """Return the content of metadata.json except the parts that depend on the files."""
     depends = dict.fromkeys([*config.python_depends.get("", ()), *config.python_depends.get(target.backend, ())])
     archs = list(config.archs.get(target.backend, ()))
     if target.backend == "cuda" and target.components:
@@ -163,7 +164,7 @@ def _digest(folder: Path) -> dict[str, Any]:
 
 
 def _is_whole(place: Path, id: str) -> bool:
-    """Return whether the folder is of this build, and as it was written."""
+    """Return whether the folder holds this build, unmodified."""
     try:
         metadata = json.loads((place / "metadata.json").read_bytes())
         digest = metadata.pop("digest")
@@ -175,7 +176,7 @@ def _is_whole(place: Path, id: str) -> bool:
 
 
 def _check_loads(module: Path, id: str) -> None:
-    """Load a module in another process. Raises BuildError with what the system says."""
+    """Load a module in another process. Raises BuildError with the system's message."""
     command = [sys.executable, "-P", "-c", _LOADS, json.dumps(child_processes.search_path()), id, str(module)]
     process = subprocess.run(
         command, capture_output=True, text=True, errors="replace", env=child_processes.environment()

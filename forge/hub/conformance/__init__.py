@@ -1,6 +1,6 @@
-"""Checks of the Hub's requirements for a repository: a function for each, a finding for each violation.
+"""The checks of the Hub's requirements for a repository: one function per requirement, one finding per violation.
 
-Nothing of a repository is executed: its files are read and its Python is parsed.
+No code of a repository is executed: its files are read and its Python is parsed.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -32,22 +32,22 @@ def check_repository(
     blobs: Path | None = None,
     only: Collection[str] | None = None,
 ) -> list[Finding]:
-    """Return every finding of a repository, its build/ folder or one variant, in the order of files and lines.
+    """Return every finding of a repository, its build/ folder or one variant, ordered by file and line.
 
-    policy: its `imports` are allowed beside the Hub's, and its `max_file_bytes` holds. name: what the repository is
-    called on the Hub. blobs: where links of its files may lead. only: the variants to check, all otherwise.
+    policy: its `imports` are allowed besides the Hub's, and its `max_file_bytes` applies. name: the repository's name
+    on the Hub. blobs: the folder that links of its files may lead to. only: the variants to check, all by default.
     """
     repository = read_repository(folder, policy=policy or Policy(), name=name, blobs=blobs, only=only)
     return sorted({finding for requirement in REQUIREMENTS for finding in requirement(repository)})
 
 
 def cached_variants(selection: Selection, variants: Collection[str]) -> list[str]:
-    """Return the variants of a repository of the Hub, among these, that the cache holds completely."""
+    """Return those of these variants of a Hub repository that are completely cached."""
     return list(filter(selection.is_cached, variants))
 
 
 def check_selection(selection: Selection, variants: Collection[str]) -> list[Finding]:
-    """Return every finding of these variants of a kernel, whose files are on this machine."""
+    """Return every finding of these variants of a kernel, whose files are local."""
     if selection.commit is not None:
         repository = selection.source.repository
         cache = repository_cache(repository)
@@ -59,5 +59,5 @@ def check_selection(selection: Selection, variants: Collection[str]) -> list[Fin
 
 
 def layer_classes(resolved: ResolvedKernel) -> list[LayerClass]:
-    """Return the layers of a variant whose files are on this machine."""
+    """Return the layers of a variant whose files are local."""
     return list(layers.layer_classes(read_repository(resolved.folder, policy=resolved.policy, blobs=resolved.blobs)))

@@ -1,4 +1,4 @@
-"""Requirements on metadata.json: the schema, name, id, version, license, backend, dependencies and digest."""
+"""The requirements on metadata.json: the schema, name, id, version, license, backend, dependencies and digest."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ ARCH = {"cuda": re.compile(r"\d+\.\d+[af]?(\+PTX)?"), "rocm": re.compile(r"gfx[0
 
 
 def _of_each(key: str, kind: type) -> Callable[[Check], Requirement]:
-    """Return the decorator of a check of one value of metadata.json, for each variant that has it in its type."""
+    """Return a decorator for a check of one value of metadata.json, called for each variant that has it in its type."""
 
     def decorate(check: Check) -> Requirement:
         @wraps(check)
@@ -34,7 +34,8 @@ def _of_each(key: str, kind: type) -> Callable[[Check], Requirement]:
 
 
 def schema(repository: Repository) -> Iterator[Finding]:
-    """Require that metadata.json is there, is a JSON object, has what it must have in its types, and nothing else."""
+    """Require that metadata.json exists, is a JSON object, and has exactly the required and optional keys in their
+    types."""
     for variant in repository.variants:
         if variant.is_source:
             continue
@@ -62,15 +63,14 @@ def _schema(variant: Variant, values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _others(variant: Variant, repository: Repository) -> Iterator[Finding]:
-    """Yield the problems that the requirements below find in this variant: the library's own complaint would be about
-    the same."""
+    """Yield the problems that the other requirements find in this variant, which the library would report again."""
     alone = Repository(repository.folder, [variant], repository.policy, repository.name)
     for requirement in OF_METADATA:
         yield from requirement(alone)
 
 
 def _of_library(variant: Variant, values: dict[str, Any], others: list[Finding]) -> Iterator[Finding]:
-    """Yield the problems of the file for the `kernels` library, which reads it on every load, beyond all these."""
+    """Yield the problems that the `kernels` library, which reads the file on every load, reports beyond all these."""
     lenient = {"python-depends-backends", "build-info"} & values.keys()
     if others or lenient or "python-depends" not in values:
         return
@@ -83,7 +83,7 @@ def _of_library(variant: Variant, values: dict[str, Any], others: list[Finding])
 
 @_of_each("name", str)
 def kernel_name(repository: Repository, variant: Variant, name: str) -> Iterator[Finding]:
-    """Require that the name is lower-case words joined by dashes, and one for all variants."""
+    """Require that the name is lower-case words joined by dashes, and the same for all variants."""
     first = repository.first("name", str)
     if not NAME.fullmatch(name):
         yield variant.of_metadata("name", f"{name!r} must match {NAME.pattern}", "name")
@@ -95,7 +95,7 @@ def kernel_name(repository: Repository, variant: Variant, name: str) -> Iterator
 
 @_of_each("id", str)
 def kernel_id(repository: Repository, variant: Variant, id: str) -> Iterator[Finding]:
-    """Require that the id is the name of a Python module, and shadows none that a kernel imports."""
+    """Require that the id is a valid module name, and shadows no module that a kernel imports."""
     if not id.isidentifier() or not id.isascii():
         yield variant.of_metadata("id", f"{id!r} is not the name of a Python module", "id")
     elif id in sys.stdlib_module_names or id in {"torch", "triton", "kernels"}:
@@ -104,7 +104,7 @@ def kernel_id(repository: Repository, variant: Variant, id: str) -> Iterator[Fin
 
 @_of_each("version", int)
 def kernel_version(repository: Repository, variant: Variant, version: int) -> Iterator[Finding]:
-    """Require that the version is a number from 0, one for all variants of a branch."""
+    """Require that the version is a number from 0, the same for all variants of a branch."""
     if version < 0:
         yield variant.of_metadata("version", f"is {version}, but must be 0 or more", "version")
     elif version != (first := repository.first("version", int)):
@@ -120,8 +120,8 @@ def kernel_license(repository: Repository, variant: Variant, license: str) -> It
 
 @_of_each("backend", dict)
 def backend(repository: Repository, variant: Variant, values: dict[str, Any]) -> Iterator[Finding]:
-    """Require that the backend is a known one, the one in the folder's name, and lists its architectures if code was
-    compiled."""
+    """Require that the backend is a known one, is the one in the folder's name, and lists its architectures if it has
+    compiled code."""
     kind, archs, folder_backend = values.get("type"), values.get("archs"), variant.named_backend
     if not isinstance(kind, str) or kind not in BACKENDS:
         yield variant.of_metadata("backend", f"the type {kind!r} is none of {', '.join(BACKENDS)}", "type")
@@ -160,7 +160,7 @@ def _dependency(variant: Variant, name: Any, kind: str) -> Iterator[Finding]:
 
 @_of_each("digest", dict)
 def digest(repository: Repository, variant: Variant, values: dict[str, Any]) -> Iterator[Finding]:
-    """Require that the digest, where there is one, is that of the files: what `forge kernels lock` asks too."""
+    """Require that the digest, if present, matches the files: `forge kernels lock` requires the same."""
     algorithm, files = values.get("algorithm"), values.get("files")
     if algorithm not in ALGORITHMS:
         yield variant.of_metadata("digest", f"{algorithm!r} is neither sha256 nor sha512", "algorithm")

@@ -1,4 +1,4 @@
-"""Reader of ELF shared libraries: their machine, the libraries that they need, and the versions of symbols.
+"""A reader of ELF shared libraries: their machine, the libraries that they need, and the versions of symbols.
 
 The format: the System V ABI's object files, and the symbol versions of the Linux Standard Base.
 """
@@ -12,13 +12,13 @@ _NEEDED = 1
 
 
 class NotElf(ValueError):
-    """The bytes are no shared library in this format."""
+    """The error for bytes that are no shared library in this format."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """machine: the processor. needed: names of libraries. versions: (library, version) of symbols that it takes from
-    it. undefined and defined: names of its dynamic symbols."""
+    """The contents of a shared library. machine: the processor. needed: names of libraries. versions: (library,
+    version) of the symbols that it imports. undefined and defined: names of its dynamic symbols."""
 
     machine: str
     needed: tuple[str, ...]
@@ -37,7 +37,7 @@ class _Section:
 
 
 def read_library(content: bytes) -> Library:
-    """Read a library. Raises NotElf for what is not a 64-bit little-endian library, or is cut off."""
+    """Read a library. Raises NotElf for anything but a complete 64-bit little-endian library."""
     if content[:4] != b"\x7fELF":
         raise NotElf("is not an ELF library")
     if content[4:6] != b"\x02\x01":

@@ -1,4 +1,4 @@
-"""Requirements on layers, which lend their `forward` to other modules: no state, nothing but `forward`."""
+"""The requirements on layers, which lend their `forward` to other modules: no state, nothing but `forward`."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class LayerClass:
-    """A layer as its source has it. forward: its parameters behind self. has_backward: what it says, or leaves out."""
+    """A layer as its source declares it. forward: its parameters after self. has_backward: as declared, or absent."""
 
     name: str
     forward: str
@@ -54,7 +54,7 @@ class _Layer:
 
     @property
     def variables(self) -> Iterator[tuple[str, ast.stmt, ast.expr | None]]:
-        """(name, statement, value) of what the class's body binds; an annotation alone binds nothing."""
+        """Yield (name, statement, value) of each binding in the class's body; an annotation alone binds nothing."""
         for each in self.node.body:
             if isinstance(each, ast.Assign):
                 yield from ((ast.unparse(target), each, each.value) for target in each.targets)
@@ -64,7 +64,7 @@ class _Layer:
                 yield each.name, each, None
 
     def declaration(self, name: str) -> tuple[ast.stmt | None, Any]:
-        """Return the statement that binds a class variable, and its value: Ellipsis where it is no constant."""
+        """Return the statement that binds a class variable, and its value: Ellipsis if it is not a constant."""
         for bound, statement, value in self.variables:
             if bound == name:
                 return statement, value.value if isinstance(value, ast.Constant) else ...
@@ -86,7 +86,7 @@ def _layers(repository: Repository) -> Iterator[_Layer]:
 
 
 def _is_function(layer: _Layer) -> bool:
-    """Return whether a class is an autograd.Function, or a plain record: those are no layers."""
+    """Return whether a class is an autograd.Function or a plain record, neither of which is a layer."""
     return "Function" in layer.bases or (not layer.forwards and not any("Module" in name for name in layer.bases))
 
 
@@ -147,8 +147,8 @@ def layer_members(repository: Repository) -> Iterator[Finding]:
 
 
 def layer_declarations(repository: Repository) -> Iterator[Finding]:
-    """Require that has_backward and can_torch_compile are True or False as written, and has_backward is not claimed in
-    vain.
+    """Require that has_backward and can_torch_compile are literally True or False, and has_backward is not claimed
+    without a gradient.
 
     An absent has_backward claims True: a kernel of native or Triton code without any gradient must say False.
     """
@@ -165,7 +165,7 @@ def layer_declarations(repository: Repository) -> Iterator[Finding]:
 
 
 def _has_kernels(variant: Variant) -> bool:
-    """Return whether it runs code that autograd does not see into."""
+    """Return whether the variant runs code that is opaque to autograd."""
     return bool(variant.native) or any(
         "import triton" in each.text or "custom_op" in each.text for each in variant.python.values()
     )
@@ -178,8 +178,7 @@ def _has_gradient(variant: Variant) -> bool:
 
 
 def layer_signature(repository: Repository) -> Iterator[Finding]:
-    """Require that forward takes self, and where the layer has the name of one of torch's, the arguments of that
-    one's."""
+    """Require that forward takes self and, if the layer is named like one of torch's, the arguments of that layer."""
     for layer in _layers(repository):
         for each in layer.forwards:
             if (problem := _signature_problem(layer.name, each)) is not None:

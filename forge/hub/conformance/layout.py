@@ -1,10 +1,10 @@
-"""Requirements on folders: build/, the names of variants, which are recommended, `__init__.py`, readable files."""
+"""The requirements on folders: build/, the names of variants, recommended variants, `__init__.py`, readable files."""
 
 from collections.abc import Iterator
 
 from forge.hub.conformance.repository import Finding, Repository, Variant, variant_problem
 
-# Torch versions and toolkits of which the Hub wants a variant for a processor and system: its list of build variants.
+# Torch versions and toolkits for which the Hub wants a variant per processor and system: its list of build variants.
 TORCHES = ("210", "211")
 RECOMMENDED = {
     ("cpu", "x86_64", "linux"): [f"torch{t}-cxx11-cpu" for t in TORCHES],
@@ -25,7 +25,7 @@ for _processor in ("x86_64", "aarch64"):
 
 
 def build_folder(repository: Repository) -> Iterator[Finding]:
-    """Require that there is a build/ with a variant in it; a repository of sources is checked as far as it goes."""
+    """Require that build/ exists and has a variant; a repository of sources is checked as far as possible."""
     if not repository.variants and not repository.unreadable:
         has_build = (repository.folder / "build").is_dir()
         yield Finding(
@@ -34,13 +34,13 @@ def build_folder(repository: Repository) -> Iterator[Finding]:
 
 
 def readable_files(repository: Repository) -> Iterator[Finding]:
-    """Require that every file is a regular one, of the repository, and not too large: what `forge kernels lock`
-    reads."""
+    """Require that every file is a regular one, of the repository, and not too large; `forge kernels lock` reads all of
+    them."""
     yield from repository.unreadable
 
 
 def variant_names(repository: Repository) -> Iterator[Finding]:
-    """Require that the folders in build/ are named as variants are."""
+    """Require that the folders in build/ are valid variant names."""
     is_alone = [each.path for each in repository.variants] == [""]
     for variant in repository.variants:
         problem = None if variant.is_source or is_alone else variant_problem(variant.name)
@@ -49,9 +49,9 @@ def variant_names(repository: Repository) -> Iterator[Finding]:
 
 
 def recommended_variants(repository: Repository) -> Iterator[Finding]:
-    """Require all that the Hub lists of a backend and system that there is one variant for: advice.
+    """Recommend all variants that the Hub lists for each backend and system with at least one variant.
 
-    A variant for torch's stable ABI serves every later torch, so none is missing beside one.
+    A variant for torch's stable ABI serves every later torch, so none is missing if there is one.
     """
     built = [
         each for each in repository.variants if each.path and not each.is_noarch and variant_problem(each.name) is None
@@ -71,8 +71,8 @@ def recommended_variants(repository: Repository) -> Iterator[Finding]:
 
 
 def package_init(repository: Repository) -> Iterator[Finding]:
-    """Require that each variant is a package, with `__init__.py` in its folder or, in the older layout, in the one
-    inside."""
+    """Require that each variant is a package, with `__init__.py` in its folder or, in the older layout, in the inner
+    folder."""
     for variant in repository.variants:
         name = variant.value("name", str)
         if variant.root is None:

@@ -1,4 +1,4 @@
-"""The requirement on forge_kernels.yaml: what loading reads of it before anything is imported has no problem."""
+"""The requirement on forge_kernels.yaml: the part that loading reads before any import has no problem."""
 
 import os
 from collections.abc import Iterator
@@ -13,8 +13,7 @@ from forge.hub.manifest.validate import registered_resolver
 
 
 def manifest(repository: Repository) -> Iterator[Finding]:
-    """Require that each manifest is one that loading takes, and the variants' are as the folder's, of which they are
-    copies."""
+    """Require that loading accepts each manifest, and that the variants' are copies of the folder's."""
     beside = _beside(repository)
     if beside is not None:
         yield from _problems(repository, repository.folder, beside, with_sources=True)
@@ -33,12 +32,12 @@ def manifest(repository: Repository) -> Iterator[Finding]:
 
 
 def read(path: Path, content: bytes, *, with_sources: bool) -> Manifest:
-    """Read a manifest as loading does, which imports nothing of the kernel. Raises ManifestError with every problem."""
+    """Read a manifest as loading does, without importing the kernel. Raises ManifestError with every problem."""
     return read_manifest(path, registered_resolver(), content=content, with_sources=with_sources)
 
 
 def _beside(repository: Repository) -> bytes | None:
-    """Read the manifest at the root of a folder of this machine; that it cannot be read is another finding."""
+    """Read the manifest at the root of a local folder; an unreadable one is another finding."""
     if not repository.is_folder:
         return None
     try:

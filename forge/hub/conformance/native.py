@@ -1,4 +1,4 @@
-"""Requirements on native modules: their processor, the limited API of Python 3.9, old systems, libraries."""
+"""The requirements on native modules: their processor, the limited API of Python 3.9, old systems, libraries."""
 
 import contextlib
 import importlib
@@ -14,7 +14,7 @@ from forge.hub.conformance.repository import Finding, Repository, Variant, varia
 LIMITS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 VERSION = re.compile(r"([A-Z]+)_(\d+(?:\.\d+)*)")
 PLATFORM_TAG = re.compile(r"\.(cpython|cp)-?\d+[^.]*\.|\.pypy\d")
-# The system's, torch's, and what the CUDA, ROCm and XPU builds of torch depend on.
+# The system's and torch's libraries, and those that the CUDA, ROCm and XPU builds of torch depend on.
 SYSTEM = r"lib(c|m|dl|rt|pthread|util|gcc_s|stdc\+\+|atomic|gomp)\.so(\.\d+)*|ld-linux-[\w-]+\.so\.\d+"
 TORCH = r"lib(torch|c10|shm)(_\w+)?\.so"
 DEVICE = {
@@ -40,7 +40,7 @@ def _libraries(repository: Repository) -> Iterator[tuple[Variant, str, Library]]
 
 
 def native_modules(repository: Repository) -> Iterator[Finding]:
-    """Require that a native module is a library for the variant's processor, and stands in no variant that has none."""
+    """Require that a native module is a library for the variant's processor, and that universal variants have none."""
     for variant in repository.variants:
         is_known = variant_problem(variant.name) is None
         for path in variant.native if is_known and variant.is_noarch else ():
@@ -77,14 +77,14 @@ def limited_api(repository: Repository) -> Iterator[Finding]:
 
 
 def _checker() -> types.ModuleType | None:
-    """Return kernel-abi-check, where it is installed: it knows every symbol of Python's."""
+    """Return kernel-abi-check if it is installed: it knows every symbol of Python's."""
     with contextlib.suppress(ImportError):
         return importlib.import_module("kernel_abi_check")
     return None
 
 
 def _by_checker(checker: types.ModuleType, variant: Variant, path: str) -> list[str] | None:
-    """Return its findings, or None where it cannot read the file."""
+    """Return the findings of kernel-abi-check, or None if it cannot read the file."""
     try:
         findings = checker.ObjectFile(variant.files[path].location).check_python_abi("3.9")
     except (OSError, ValueError):
@@ -93,7 +93,7 @@ def _by_checker(checker: types.ModuleType, variant: Variant, path: str) -> list[
 
 
 def manylinux(repository: Repository) -> Iterator[Finding]:
-    """Require that native modules take no symbol of a version that systems of manylinux_2_28 do not have."""
+    """Require that the symbol versions of native modules exist on manylinux_2_28 systems."""
     for variant, path, library in _libraries(repository):
         if late := sorted({version for _, version in library.versions if _is_late(version)}):
             limits = ", ".join(f"{name} {'.'.join(map(str, each))}" for name, each in LIMITS.items())
@@ -107,7 +107,7 @@ def _is_late(version: str) -> bool:
 
 
 def dynamic_libraries(repository: Repository) -> Iterator[Finding]:
-    """Require that native modules depend on the system, torch, and the libraries that come with torch for the
+    """Require that native modules depend only on the system, torch, and the libraries that come with torch for the
     backend."""
     for variant, path, library in _libraries(repository):
         allowed = [SYSTEM, TORCH, FFI, *([DEVICE[variant.backend]] if variant.backend in DEVICE else [])]

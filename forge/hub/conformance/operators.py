@@ -1,4 +1,4 @@
-"""Requirements on operators: all of a kernel are in one namespace of torch.ops, which no other build has."""
+"""The requirement on operators: all of a kernel's are in one namespace of torch.ops, which no other build uses."""
 
 import ast
 import re
@@ -17,8 +17,7 @@ QUALIFIED = re.compile(r"(\w+)::\w+")
 
 
 def op_namespace(repository: Repository) -> Iterator[Finding]:
-    """Require that what is registered or called under torch.ops is in torch.ops.<id>, and the id is not the plain
-    name."""
+    """Require that all operators are registered and called in torch.ops.<id>, and the id is not the plain name."""
     for variant in repository.variants:
         id, name = variant.value("id", str), variant.value("name", str)
         visited = set(TORCHS_OWN)
@@ -36,7 +35,8 @@ def op_namespace(repository: Repository) -> Iterator[Finding]:
 
 
 def _namespaces(python: Python) -> Iterator[tuple[int, str]]:
-    """Yield (line, namespace) of each that the code names: torch.ops.ns, Library("ns", …), custom_op("ns::op", …)."""
+    """Yield (line, namespace) of each namespace that the code names: torch.ops.ns, Library("ns", …),
+    custom_op("ns::op", …)."""
     for node in python.nodes:
         if isinstance(node, ast.Attribute) and _is_torch_ops(node.value):
             yield node.lineno, node.attr

@@ -1,4 +1,4 @@
-"""Requirements on Python code: Python 3.9 reads it, and it imports what a kernel may."""
+"""The requirements on Python code: it parses in Python 3.9, and imports only allowed modules."""
 
 import ast
 import warnings
@@ -9,12 +9,12 @@ from forge.hub.conformance.repository import Finding, Repository, Variant
 from forge.hub.imports import problem_of
 
 FLOOR = (3, 9)
-# Modules that the standard library has since, and 3.9 does not have.
+# Modules that were added to the standard library after 3.9.
 ADDED_IN = {"tomllib": "3.11"}
 
 
 def python_floor(repository: Repository) -> Iterator[Finding]:
-    """Require that every file is Python that 3.9 parses, and imports no module that the standard library got later."""
+    """Require that every file parses in Python 3.9, and imports no module that the standard library added later."""
     for variant in repository.variants:
         for each in variant.python.values():
             if each.tree is None:
@@ -52,12 +52,12 @@ def imports(repository: Repository) -> Iterator[Finding]:
 
 
 def _package(variant: Variant) -> set[str]:
-    """Return the name of the package of sources that are not built yet: their folder's."""
+    """Return the name of the package of unbuilt sources: their folder's."""
     return {variant.path.split("/")[-1]} if variant.is_source else set()
 
 
 def _declared_modules(variant: Variant) -> Iterator[str]:
-    """Yield the modules that the declared dependencies give, allowed or not: another requirement is about that."""
+    """Yield the modules that the declared dependencies provide, allowed or not: another requirement checks that."""
     names = list(variant.value("python-depends", list) or ())
     by_backend = variant.value("python-depends-backends", dict) or {}
     for each in by_backend.values():

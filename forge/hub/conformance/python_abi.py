@@ -1,6 +1,6 @@
-"""Symbols of CPython that the limited API of 3.9 has not: those that it got later, and some that it never had.
+"""Symbols of CPython that are not in the limited API of 3.9: those added later, and some that it never had.
 
-kernel-abi-check knows all of them and is asked first; this is what is looked for without it.
+kernel-abi-check knows all of them and is preferred; this table serves where it is not installed.
 Source: the Python documentation, "Contents of Limited API".
 """
 

@@ -1,4 +1,4 @@
-"""A repository as it is checked: its variants, their files, metadata and parsed Python, and the findings of a check."""
+"""The view of a repository that checks get: its variants, their files, metadata and parsed Python; and findings."""
 
 import ast
 import io
@@ -28,7 +28,7 @@ SYSTEMS = ("linux", "darwin", "windows")
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One violation, or advice. file: the path below the repository; line: from 1, or 0 for the file as a whole.
+    """A violation or a recommendation. file: the path in the repository; line: from 1, or 0 for the whole file.
 
     requirement: the short name of the requirement, as docs/reference/checking-a-kernel.md lists them.
     """
@@ -40,7 +40,8 @@ class Finding:
     advice: bool = False
 
     def __str__(self) -> str:
-        """Return one line, in which what a terminal would act on is escaped: a file's name may hold any of it."""
+        """Return one line with control characters escaped: a file's name may hold characters that a terminal
+        interprets."""
         where = f"{self.file}:{self.line}" if self.line else self.file
         return escape(f"{where}: {self.requirement}: {self.text}{' (advice)' if self.advice else ''}")
 
@@ -49,13 +50,13 @@ class Finding:
 
 
 def escape(text: str) -> str:
-    """Return the text, with control characters and lone surrogates as Python writes them."""
+    """Return the text with control characters and lone surrogates escaped as in Python."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 @dataclass(frozen=True)
 class Python:
-    """A Python file. tree: what it was parsed to, or None where it cannot be; problem: why, with the line."""
+    """A Python file. tree: its AST, or None if it does not parse; problem: the parser's message and the line."""
 
     path: str
     text: str
@@ -71,7 +72,7 @@ class Python:
 class Variant:
     """One folder below build/, or the Python sources of a repository that is not built (is_source).
 
-    path: the folder below the repository. values: the object in metadata.json, None where there is none to be read.
+    path: the folder in the repository. values: the object in metadata.json, None if it is missing or unreadable.
     """
 
     name: str
@@ -88,24 +89,24 @@ class Variant:
         return Finding(path, line, requirement, text, advice)
 
     def of_metadata(self, requirement: str, text: str, key: str | None = None) -> Finding:
-        """Return a finding in metadata.json, at the line of a key."""
+        """Return a finding in metadata.json, located at the line of a key."""
         return self.finding(requirement, text, "metadata.json", line_of(self.metadata_text or "", key))
 
     def value(self, key: str, kind: type) -> Any:
-        """Return a value of metadata.json where it has its type, else None."""
+        """Return a value of metadata.json if it has this type, else None."""
         value = (self.values or {}).get(key)
         return value if fits(value, kind) else None
 
     @property
     def backend(self) -> str | None:
-        """The backend that the metadata gives, or the folder's name."""
+        """The backend in the metadata, else in the folder's name."""
         backend = self.value("backend", dict) or {}
         backend = backend.get("type")
         return backend if isinstance(backend, str) and backend in BACKENDS else self.named_backend
 
     @property
     def named_backend(self) -> str | None:
-        """The backend in the folder's name; None for a universal one, and for a name that is none."""
+        """The backend in the folder's name; None for a universal one, and for an invalid name."""
         parts = self.name.split("-")
         part = parts[1] if self.is_noarch and len(parts) == 2 else parts[-3] if len(parts) > 3 else ""
         stem = {"cu": "cuda", "npu": "cann"}.get(re.sub(r"\d+$", "", part), re.sub(r"\d+$", "", part))
@@ -130,9 +131,9 @@ class Variant:
 
 @dataclass
 class Repository:
-    """folder: where it is. name: what it is called on the Hub, where that is known. policy: what the user allows.
+    """A repository to check. folder: its path. name: its name on the Hub, if known. policy: the user's policy.
 
-    is_folder: whether it is a folder of this machine, which has files of its own beside the variants.
+    is_folder: whether it is a local folder, which has its own files besides the variants.
     """
 
     folder: Path
@@ -148,7 +149,7 @@ class Repository:
         return next((value for value in values if value is not None), None)
 
     def python(self) -> Iterator[tuple[Variant, Python, ast.Module]]:
-        """Yield every Python file that could be parsed, with its variant and its tree."""
+        """Yield every Python file that parses, with its variant and its AST."""
         for variant in self.variants:
             for each in variant.python.values():
                 if each.tree is not None:
@@ -163,9 +164,10 @@ def read_repository(
     blobs: Path | None = None,
     only: Collection[str] | None = None,
 ) -> Repository:
-    """Read a repository, its build/ folder or one variant; what cannot be read is among `unreadable`. Executes nothing.
+    """Read a repository, its build/ folder or one variant; findings for unreadable files are in `unreadable`. Executes
+    nothing.
 
-    blobs: where links may lead, beside the repository's own files. only: the variants to read, all otherwise.
+    blobs: the folder that links may lead to, besides the repository itself. only: the variants to read, all by default.
     """
     folder = folder.resolve()
     repository = Repository(folder, [], policy, name, is_folder=blobs is None)
@@ -187,13 +189,13 @@ def read_repository(
         _read_metadata(variant)
         variant.python = {each: _parse(each, file.content) for each, file in files.items() if file.content is not None}
         repository.variants.append(variant)
-    if repository.is_folder:  # of the Hub's, variants are fetched and nothing beside them
+    if repository.is_folder:  # of a Hub repository, only variants are fetched
         repository.unreadable += _unread_manifest(folder)
     return repository
 
 
 def _unread_manifest(folder: Path) -> Iterator[Finding]:
-    """Yield a finding for the manifest at the root of a folder, which is locked with it, where it cannot be read."""
+    """Yield a finding if the manifest at the root of a folder, which is locked with it, cannot be read."""
     place = Place(str(folder), file=MANIFEST)
     try:
         read_small(folder / MANIFEST, place, MAX_BYTES, within=folder)
@@ -206,8 +208,8 @@ def _short(error: HubError, place: Place) -> str:
 
 
 def _variant_folders(folder: Path) -> list[Path]:
-    """Return the variant folders in build/, those in the folder, the folder itself, or the sources in torch-ext/,
-    whichever exist."""
+    """Return the variant folders in build/, those in the folder, the folder itself, or the sources in torch-ext/; the
+    first that exist."""
     if (folder / "build").is_dir():
         return _folders(folder / "build")
     if variants := [each for each in _folders(folder) if variant_problem(each.name) is None]:
@@ -222,7 +224,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def variant_problem(name: str) -> str | None:
-    """Return why a folder's name is not that of a variant, or None."""
+    """Return the reason why a folder's name is not that of a variant, or None."""
     try:
         compat.parse_variant(name)
     except (ValueError, TypeError) as error:
@@ -255,7 +257,7 @@ def _read_metadata(variant: Variant) -> None:
 
 
 def _parse(path: str, content: bytes) -> Python:
-    """Parse bytes as Python reads a file: its text is without a byte order mark, and in the encoding that it says."""
+    """Parse bytes as Python reads a file: without a byte order mark, in the declared encoding."""
     text = content.decode(errors="replace")
     try:
         text = _decode(content)
@@ -264,7 +266,7 @@ def _parse(path: str, content: bytes) -> Python:
         problem = f"is not Python: the byte {content[error.start]:#x} is not {error.encoding}; save the file as UTF-8"
         return Python(path, text, None, (line, problem))
     except (LookupError, ValueError):
-        pass  # of a coding line that is no encoding, which parsing refuses
+        pass  # a coding line with an unknown encoding, which parsing refuses
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,9 +1,9 @@
-"""C++ kernels of ExecuTorch, of the form `(context, …, out)`, as operators that torch calls: the generated binding.
+"""The generated binding of ExecuTorch's C++ kernels, of the form `(context, …, out)`, to operators of torch.
 
-A manifest that names a functions.yaml (`executorch`) beside sources (`build`) has its kernels by their C++ names. They
-are compiled with torch's own tensors (ExecuTorch calls that ATen mode): kernel.h stands in for the headers that kernels
-include, and for each kernel the binding has an operator in a namespace of the library's own, which makes a context,
-calls the kernel, and raises RuntimeError where the kernel reported a failure to its context.
+A manifest that names a functions.yaml (`executorch`) beside sources (`build`) names its kernels as in C++. They are
+compiled with torch's own tensors (ExecuTorch's ATen mode): kernel.h stands in for the headers that kernels include, and
+the binding has an operator per kernel in the library's own namespace. The operator makes a context, calls the kernel,
+and raises RuntimeError if the kernel reported a failure to the context.
 """
 
 import re
@@ -37,7 +37,7 @@ HEADERS = (  # headers that kernels include; all are one
     "runtime/platform/log.h",
 )
 
-# by a type of a schema: what torch hands to an operator's function, and what the kernel takes
+# by the type in a schema: the types that torch passes to an operator's function, and that the kernel takes
 _TYPES = {
     "Tensor": ("const at::Tensor&", "const at::Tensor&"),
     "Tensor?": ("const std::optional<at::Tensor>&", "const std::optional<at::Tensor>&"),
@@ -65,12 +65,12 @@ _TYPES = {
 
 
 class NotBound(ValueError):
-    """Why there can be no binding of a kernel."""
+    """The reason why a kernel cannot be bound."""
 
 
 def files_of(manifest: Manifest) -> dict[str, bytes]:
-    """Return the files to compile beside a manifest's own sources, by path: the binding and the headers; none where no
-    kernel needs one. Raises NotBound."""
+    """Return the files to compile beside a manifest's own sources, by path: the binding and the headers, if any kernel
+    needs one. Raises NotBound."""
     bound = _bound_kernels(manifest)
     if not bound:
         return {}
@@ -82,7 +82,7 @@ def files_of(manifest: Manifest) -> dict[str, bytes]:
 
 
 def with_binding(build: Build, files: Iterable[str]) -> Build:
-    """Return the build where these files are beside the sources."""
+    """Return a copy of the build with these files added to the sources."""
     if BINDING not in files:
         return build
     return Build(**{**vars(build), "cpp": (*build.cpp, BINDING), "include": (*build.include, FOLDER)})
@@ -146,7 +146,7 @@ TORCH_LIBRARY({bound_namespace(library)}, m) {{
 
 
 def _one(kernel: _BoundKernel) -> Mapping[str, str]:
-    """Return the declaration of a kernel, the function that calls it, and the definition of its operator."""
+    """Return the declaration of a kernel, its calling function, and the definition of its operator."""
     schema, name = kernel.schema, kernel.operator
     inputs, types, call_arguments, before, schema_arguments = [], [], [], [], []
     keywords = False
@@ -183,14 +183,14 @@ def _one(kernel: _BoundKernel) -> Mapping[str, str]:
 
 def _in_native(name: str) -> list[str]:
     """Return the namespaces and the name of a kernel's function: ExecuTorch keeps kernels in a namespace `native`
-    inside of the one that is written, which is `at` where none is."""
+    inside the written one, which is `at` by default."""
     *spaces, function = name.split("::")
     spaces = spaces or ["at"]
     return [*spaces, *(() if spaces[-1:] == ["native"] else ("native",)), function]
 
 
 def _type_of(argument: Any) -> str:
-    """Return an argument's type as a schema writes it, without the lengths of lists."""
+    """Return an argument's type as in a schema, without the lengths of lists."""
     return _type_text(str(argument.real_type))
 
 

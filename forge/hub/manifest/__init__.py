@@ -1,8 +1,8 @@
-"""Manifests of kernels: YAML beside a kernel that says which operator it implements, and for which inputs.
+"""Manifests of kernels: YAML files that declare which operator a kernel implements, and for which inputs.
 
     manifest = read_manifest("forge_kernels.yaml", resolver)     # or ManifestError, with every problem
     for entry in candidates(manifest.kernels):
-        check = Checker(entry, resolver.resolve(entry.op))       # check(*args) is True, or says what does not fit
+        check = Checker(entry, resolver.resolve(entry.op))       # check(*args) is True, or the reason
 
 Nothing is imported or registered here.
 """

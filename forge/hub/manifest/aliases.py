@@ -1,4 +1,4 @@
-"""Dtype and dim-order aliases of an operator: their definitions, and what `arg_meta` makes of them."""
+"""The dtype and dim-order aliases of an operator: their definitions, and their uses in `arg_meta`."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from forge.support.dtypes import DTYPES, find_dtype
 
 @dataclass(frozen=True)
 class Aliases:
-    """The aliases that an operator's entry defines; an alias that was wrong is None, and was reported."""
+    """The aliases that an operator's entry defines; an alias with an error is None, and was reported."""
 
     dtypes: Mapping[str, DtypeAlias | None] = field(default_factory=dict)
     orders: Mapping[str, OrderAlias | None] = field(default_factory=dict)
 
     def with_own(self, reader: Reader, node: Node) -> "Aliases":
-        """Return these and those that an entry defines, which go before."""
+        """Return these aliases updated with those that an entry defines."""
         dtypes = reader.read(_type_aliases, node.get("type_alias"), "type_alias") or {}
         orders = reader.read(_order_aliases, node.get("dim_order_alias"), "dim_order_alias") or {}
         for name, mark, _ in pairs(node.get("dim_order_alias"), "") if orders else ():
@@ -32,7 +32,7 @@ class Aliases:
 
 @dataclass(frozen=True)
 class AliasReader(Reader):
-    """A reader of what may speak of aliases."""
+    """A reader of values that may use aliases."""
 
     aliases: Aliases = Aliases()
 
@@ -69,7 +69,7 @@ def _order_aliases(reader: Reader, node: Node, what: str) -> dict[str, OrderAlia
 
 
 def dtype(reader: Reader, node: Node, what: str) -> torch.dtype:
-    """Return a dtype by one of its names; in Python, it may stand there itself."""
+    """Return the dtype of this name; a manifest in Python may hold the dtype itself."""
     if isinstance(node.value, torch.dtype):
         return node.value
     name = text(reader, node, what)
@@ -106,9 +106,9 @@ def dim_order(reader: Reader, node: Node, what: str) -> DimOrder:
 
 
 def meta(reader: AliasReader, node: Node, what: str) -> Meta:
-    """Return the constraints that `T`, `[T, C]`, `[null, C]` or `C` are: the dtype and the dim order of one argument.
+    """Return the constraints of one argument, on dtype and dim order, from `T`, `[T, C]`, `[null, C]` or `C`.
 
-    `T?` may be None. In the place of an alias may stand what it would be defined as:
+    An argument with `T?` may be None. An alias may be replaced by its definition:
     `[[float32, float16], [[0, 1, 2, 3], [0, 2, 3, 1]]]`.
     """
     if not 1 <= len(node.items) <= 2:
@@ -122,7 +122,7 @@ def meta(reader: AliasReader, node: Node, what: str) -> Meta:
 
 
 def dtype_or_alias(reader: AliasReader, node: Node, what: str) -> DtypeAlias | None:
-    """Return the dtypes that `T`, `T?`, `float32` or `[float32, half]` stand for; None for null."""
+    """Return the dtypes denoted by `T`, `T?`, `float32` or `[float32, half]`; None for null."""
     if node.value is None:
         return None
     if (node.is_list and node.value) or isinstance(node.value, torch.dtype):
@@ -137,7 +137,7 @@ def dtype_or_alias(reader: AliasReader, node: Node, what: str) -> DtypeAlias | N
 
 
 def order_or_alias(reader: AliasReader, node: Node, what: str) -> OrderAlias | None:
-    """Return the dim orders that `C`, `contiguous` or `[0, 1]` stand for; None for null."""
+    """Return the dim orders denoted by `C`, `contiguous` or `[0, 1]`; None for null."""
     if node.value is None:
         return None
     if node.is_list:

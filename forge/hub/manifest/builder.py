@@ -1,4 +1,4 @@
-"""A kernel declared in Python: what a manifest says, without one."""
+"""The declaration of a kernel in Python, equivalent to a manifest."""
 
 import dataclasses
 import re
@@ -40,14 +40,14 @@ def kernel(
     mark: Mark | None = None,
     **options: Any,
 ) -> KernelEntry:
-    """Return the entry of a function that implements `op`: a torch function, or its name, or an aten operator's, or
+    """Return the entry of a function that implements `op`: a torch function, its name, the name of an aten operator, or
     "pattern:name".
 
-    dtypes: those that every tensor argument may have, one and the same in a call; or a mapping by argument, in which
-    each has its own. options: the keys of a manifest's kernel (KernelKeys). `arg_meta` with `type_alias` and
-    `dim_order_alias` says more than dtypes; in `grad`, functions may stand in the place of their names.
+    dtypes: the dtypes of all tensor arguments, which share one dtype in a call; or a mapping from each argument to its
+    own. options: the keys of a manifest's kernel (KernelKeys). `arg_meta` with `type_alias` and `dim_order_alias`
+    expresses more than dtypes; in `grad`, functions may replace their names.
     Raises ManifestError with every problem, at `mark`: the caller's file and line unless given; TypeError for an option
-    that is none of what it may be.
+    of a wrong type.
     """
     name = options.get("name")
     label = name if isinstance(name, str) else getattr(fn, "__name__", "")
@@ -79,7 +79,8 @@ def kernel(
 
 
 def _check_options(name: str, fn: Any, options: Mapping[str, Any], library: Any, dtypes: Any) -> None:
-    """Check the kinds of the options that are no text in a manifest, or that Python's text could be taken for."""
+    """Check the types of the options that a manifest does not write as text, or that strings in Python could
+    imitate."""
     _check(fn, f"kernel {name}", callable(fn), "a function")
     _check_dtypes(dtypes, f"kernel {name}: dtypes")
     for option, what in _LISTS.items():
@@ -110,13 +111,13 @@ def _check(value: Any, what: str, ok: bool, expectation: str) -> None:
 
 
 def caller(depth: int) -> Mark:
-    """Return the place of a call that is made `depth` calls above."""
+    """Return the place of the call `depth` frames above."""
     frame = sys._getframe(depth)
     return Mark(frame.f_code.co_filename, frame.f_lineno, 1)
 
 
 def _with_names(grad: Any) -> tuple[Any, dict[str, Any]]:
-    """Return `grad` with names in the place of functions, and the functions by their fields."""
+    """Return `grad` with functions replaced by names, and the functions by field."""
     if callable(grad):
         grad = {"kernel_name": grad}
     if not isinstance(grad, Mapping):
@@ -124,7 +125,7 @@ def _with_names(grad: Any) -> tuple[Any, dict[str, Any]]:
     fields = {"kernel_name": "fn", "forward": "forward_fn"}
     functions = {key: grad[key] for key in fields if callable(grad.get(key))}
     names = {key: _name_of(each, key) for key, each in functions.items()}
-    if len(set(names.values())) < len(names):  # two lambdas, say
+    if len(set(names.values())) < len(names):  # for example, two lambdas
         names = {key: f"{name}_{fields[key]}" for key, name in names.items()}
     return {**grad, **names}, {fields[key]: function for key, function in functions.items()}
 
@@ -146,7 +147,7 @@ def _signature(op: str | Callable, resolver: Resolver, mark: Mark) -> Signature:
 
 
 def _uniform(dtypes: Dtypes, signature: Signature, type_alias: Mapping | None) -> tuple[dict, dict]:
-    """Return the arg_meta and type_alias that say what `dtypes` does."""
+    """Return the arg_meta and type_alias that express `dtypes`."""
     if isinstance(dtypes, Mapping):
         types = {f"{name}_dtype": value for name, value in dtypes.items()}
         return {name: f"{name}_dtype" for name in dtypes}, {**(type_alias or {}), **types}
@@ -156,7 +157,7 @@ def _uniform(dtypes: Dtypes, signature: Signature, type_alias: Mapping | None) -
 
 
 def find_nothing(name: str) -> Any:
-    """Raise ImportError: a declaration in Python passes functions, so no name stands for one."""
+    """Raise ImportError: a declaration in Python passes functions, so a name cannot be resolved."""
     raise ImportError(
         f"{name!r} names no function; a declaration in Python passes functions themselves, or grad as 'none', "
         "'composite' or 'autograd'"

@@ -1,4 +1,4 @@
-"""Arguments of a kernel's call, and checks that its function accepts them."""
+"""The arguments of a kernel's call, and checks that its function accepts them."""
 
 import inspect
 import keyword
@@ -13,8 +13,8 @@ Find = Callable[[str], Any]
 
 
 def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> list[str]:
-    """Return why a kernel, its forward or its backward cannot be called: it is not found, or its signature does not
-    accept what it would be given."""
+    """Return the reasons why a kernel, its forward or its backward cannot be called: it is not found, or its signature
+    does not accept its arguments."""
     grad = entry.grad
     own = called_with(entry, signature)
     saving = (own[0], [*own[1], *(grad.saves if entry.out else ())])
@@ -33,7 +33,8 @@ def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> lis
 def function_problems(
     label: str, name: str | None, function: Callable | None, arguments: tuple[list[str], list[str]], find: Find
 ) -> list[str]:
-    """Return why a function cannot be called so: it is not found, or its signature does not accept the arguments."""
+    """Return the reasons why a function cannot be called so: it is not found, or its signature does not accept the
+    arguments."""
     try:
         function = function or find(name or "")
     except Exception as error:
@@ -42,7 +43,7 @@ def function_problems(
 
 
 def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
-    """Return the positional arguments of a kernel (by what they are), and the names of its keyword arguments."""
+    """Return the positional arguments of a kernel (described by role), and the names of its keyword arguments."""
     if entry.args is None:
         positional, keywords = own_arguments(signature)
     else:
@@ -85,7 +86,7 @@ def _what(value: Any) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return an exception as one line: all lines of a HubError, the first line of another."""
+    """Return an exception as one line: all lines of a HubError, the first line of any other."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if isinstance(error, HubError) and len(lines) > 1:
         return f"{lines[0]} {'; '.join(lines[1:])}"
@@ -93,8 +94,8 @@ def describe_error(error: Exception) -> str:
 
 
 def call_problems(function: Callable, positional: list[str], keywords: list[str]) -> list[str]:
-    """Return the problems of calling a kernel with these positional arguments (by what they are) and these named
-    ones."""
+    """Return the problems of calling a kernel with these positional arguments (described by role) and these keyword
+    arguments."""
     parameters = _kernel_parameters(function)
     if parameters is None:
         return []
@@ -119,7 +120,7 @@ def call_problems(function: Callable, positional: list[str], keywords: list[str]
 
 
 def _kernel_parameters(function: Callable) -> list[inspect.Parameter] | None:
-    """Return the parameters of a Python function or of a torch operator; None where they are not known."""
+    """Return the parameters of a Python function or of a torch operator; None if they are not known."""
     schema = find_schema(function)
     if schema is None and hasattr(function, "overloads"):
         overloads = function.overloads()

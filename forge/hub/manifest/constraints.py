@@ -1,4 +1,4 @@
-"""Checkers: from a kernel's constraints to a yes, or to the first one that fails, in words."""
+"""The checkers of calls against a kernel's constraints, with the first failing constraint in words."""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def capability(device: torch.device) -> tuple[int, int] | str:
-    """Return the compute capability of this very CUDA device, or why it is not known."""
+    """Return the compute capability of this CUDA device, or the reason why it is not known."""
     if device.type != "cuda":
         return f"{device.type} devices have none"
     try:
@@ -55,11 +55,11 @@ def _cuda_capability(index: int) -> tuple[int, int]:
 
 
 class Checker:
-    """Decides whether a kernel takes a call, from the metadata of its arguments.
+    """The decision whether a kernel takes a call, from the metadata of its arguments.
 
     checker(*args, **kwargs) is True or the first failing constraint in words; `failures` gives all of them. A dim order
-    that is not known (a proxy without strides) does not fail: forge.hub.manifest.layout.fix_ups says what puts it right
-    when the program runs. faster: whether only calls are taken for which the kernel was measured to be faster.
+    that is not known (a proxy without strides) does not fail: forge.hub.manifest.layout.fix_ups lists the conversions
+    at run time. faster: take only calls for which the kernel was measured to be faster.
     """
 
     def __init__(self, entry: KernelEntry, signature: Signature, *, faster: bool = False) -> None:
@@ -80,7 +80,7 @@ class Checker:
         return self.decide(self.signature.bind(args, kwargs))
 
     def decide(self, values: dict[str, Any]) -> bool | str:
-        """Decide a call by the arguments' own names in the operator."""
+        """Decide a call from the arguments by the operator's names."""
         return next(self._reasons(values), True)
 
     def failures(self, /, *args: Any, **kwargs: Any) -> list[str]:
@@ -89,7 +89,7 @@ class Checker:
 
     def _reasons(self, values: dict[str, Any]) -> Iterator[str]:
         wrapped = self._wrapper_problem(values)
-        if wrapped is not None:  # its dtype, shape and device are not those of memory that a kernel could read
+        if wrapped is not None:  # its dtype, shape and device do not describe memory that a kernel could read
             yield wrapped
             return
         if self.entry.device is not None:
@@ -107,7 +107,7 @@ class Checker:
         variables = {**values, **dims}
         for condition in self.entry.where:
             if broken and not condition.names <= variables.keys():
-                continue  # about a dim of a shape that did not fit, which was reported
+                continue  # a dim of a shape that did not match, which was reported
             reason = condition.reason(variables)
             if reason is not None:
                 yield reason
@@ -150,7 +150,7 @@ class Checker:
                 yield f"{name} is given, but the kernel takes none"
 
     def _kinds(self, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the reasons why the arguments are those of another overload, as add(x, 2) is of add.Scalar."""
+        """Yield the reasons why the arguments belong to another overload, as add(x, 2) is of add.Scalar."""
         for parameter in self.typed:
             value = values.get(parameter.name)
             if value is None and not parameter.optional:
@@ -161,7 +161,7 @@ class Checker:
                 yield f"{parameter.name} is a tensor, but {self.signature.name} takes none there"
 
     def _present(self, values: Mapping[str, Any], present: dict[str, list[Any]]) -> Iterator[str]:
-        """Put the constrained arguments into `present`; yield a reason for one that is missing, or is no tensor."""
+        """Put the constrained arguments into `present`; yield a reason for each that is missing or not a tensor."""
         for name in self.constrained:
             value = values.get(name)
             tensors = _tensors(value)
@@ -178,7 +178,7 @@ class Checker:
         constraints: Mapping[str, Any],
         reason: Callable[[str, Any, Any], str | None],
     ) -> Iterator[str]:
-        """Yield, for each argument, why the first of its tensors that does not fit does not."""
+        """Yield, for each argument, the reason against the first of its tensors that does not fit."""
         for name, constraint in constraints.items():
             reasons = (reason(name, constraint, tensor) for tensor in tensors.get(name, ()))
             yield from islice((each for each in reasons if each is not None), 1)
@@ -233,16 +233,17 @@ def _capability_reason(requirement: Device, device: torch.device) -> str | None:
 
 
 def passed_arguments(entry: KernelEntry) -> frozenset[str] | None:
-    """Return the operator's arguments that the kernel is called with; None when it gets all of them."""
+    """Return the operator's arguments that are passed to the kernel; None if all are."""
     if entry.args is None:
         return None
     return frozenset(argument.value.name for argument in entry.args if isinstance(argument.value, Argument))
 
 
 def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[str, Any], ...]:
-    """Return arguments that the kernel does not get, with the only value with which leaving them out is right.
+    """Return the arguments that are not passed to the kernel, with their defaults, the only values for which omitting
+    them is correct.
 
-    One that a where expression speaks of is the author's care.
+    Arguments in a where expression are left to the kernel's author.
     """
     arguments = passed_arguments(entry)
     if arguments is None:
@@ -256,7 +257,7 @@ def dropped_defaults(entry: KernelEntry, signature: Signature) -> tuple[tuple[st
 
 
 def is_default(value: Any, default: Any) -> bool:
-    """Return whether an argument is what it is when it is left out."""
+    """Return whether an argument has its default value."""
     try:
         return value is default or same(value, default)
     except UnknownValue:
@@ -264,7 +265,8 @@ def is_default(value: Any, default: Any) -> bool:
 
 
 def no_kernel(name: str, args: tuple, kwargs: Mapping[str, Any], reasons: Mapping[str, Iterable[str]]) -> str:
-    """Return why no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device is cpu,
+    """Return the message that no kernel takes a call: 'no kernel for aten::add.out(float32[2, 7] cpu): rms_sm80: device
+    is cpu,
     …'."""
     arguments = [_describe(value) for value in args] + [f"{key}={_describe(value)}" for key, value in kwargs.items()]
     lines = [f"{kernel}: {'; '.join(failures)}" for kernel, failures in reasons.items()]

@@ -1,4 +1,4 @@
-"""Errors in a manifest: every problem at once, each with its place and a suggestion."""
+"""The errors in a manifest: all problems at once, each with its place and a suggestion."""
 
 import difflib
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class Problem:
 
 
 class ManifestError(HubError, ValueError):
-    """A manifest that cannot be used: `problems` holds all that is wrong with it, in the order of the file."""
+    """The error for an invalid manifest: `problems` holds all of its problems, in the order of the file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(set(problems)))
@@ -39,11 +39,11 @@ class ManifestError(HubError, ValueError):
 
 
 class InvalidText(ValueError):
-    """A text that is outside of its grammar; the message says what is wrong with it."""
+    """The error for a text that does not match its grammar; the message is the reason."""
 
 
 class Problems:
-    """Collects problems while the rest of a file is still read."""
+    """A collector of problems, so that reading goes on after the first."""
 
     def __init__(self) -> None:
         self.entries: list[Problem] = []
@@ -53,13 +53,13 @@ class Problems:
         self.entries.append(Problem(mark, text))
 
     def raise_any(self) -> None:
-        """Raise ManifestError when there is a problem."""
+        """Raise ManifestError if there are any problems."""
         if self.entries:
             raise ManifestError(self.entries)
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return "; did you mean 'kernel_name'?", or nothing when no known name is near."""
+    """Return "; did you mean 'kernel_name'?", or an empty string if no known name is similar."""
     near = _near(name, choices)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
@@ -83,7 +83,7 @@ def _near(name: str, choices: Iterable[str]) -> list[str]:
 
 
 def _near_operator(name: str, candidates: list[str]) -> list[str]:
-    """Return the near names of `ns::base.overload`: the bases are compared, and one with the same overload is
+    """Return the names similar to `ns::base.overload`: the bases are compared, and names with the same overload are
     preferred."""
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")

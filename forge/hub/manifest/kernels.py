@@ -1,6 +1,6 @@
 """The keys of one kernel of an operator's entry, and the KernelEntry that they make.
 
-One file, though long: every key's reading shares the reader of the operator's kernels, and most share each other.
+The file is long because all keys share the reader of the operator's kernels, and most use each other's readings.
 """
 
 import dataclasses
@@ -70,10 +70,10 @@ function_name = text_of_form(_FUNCTION, "'function', 'ns::name', 'python:module:
 
 @dataclass(frozen=True)
 class KernelReader(AliasReader):
-    """Reader of the kernels of one operator.
+    """A reader of the kernels of one operator.
 
-    signature: None while it is not known. more: values beside the operator's arguments that a kernel may be called
-    with, as a backward is with gradients.
+    signature: None while it is not known. more: values besides the operator's arguments that may be passed to a kernel,
+    such as gradients to a backward.
     """
 
     op: str = ""
@@ -93,7 +93,7 @@ class KernelReader(AliasReader):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The arguments that may be tensors and are not written to."""
+        """The arguments that may be tensors and are not outputs."""
         return tuple(p.name for p in self.parameters if p.may_be_tensor and not p.out)
 
     @property
@@ -106,7 +106,7 @@ class KernelReader(AliasReader):
         return self.signature.returns if self.signature else None
 
     def torch_name(self, name: str) -> str:
-        """Return torch's name of an argument that a manifest names as NumPy does, with a DeprecationWarning."""
+        """Return torch's name of an argument with a NumPy name in the manifest, with a DeprecationWarning."""
         new = _OF_NUMPY.get(name, name)
         if new == name or name in self.arguments or new not in self.arguments:
             return name
@@ -115,7 +115,7 @@ class KernelReader(AliasReader):
         return new
 
     def check_argument(self, name: str, mark: Mark, what: str) -> None:
-        """Report a name that is not that of an argument of the operator which may be a tensor."""
+        """Report a name that is not an argument of the operator that may be a tensor."""
         if self.signature is None or name in self.signature.tensors:
             return
         names = self.signature.tensors
@@ -128,7 +128,7 @@ class KernelReader(AliasReader):
 
 
 def _arg_meta(reader: KernelReader, node: Node, what: str) -> dict[str | int, Meta]:
-    """Return the constraints by argument, those of results by position."""
+    """Return the constraints by argument, and those on results by position."""
     metas: dict[str | int, Meta] = {}
     for name, mark, item in pairs(node, "null or a mapping from arguments to [dtype, order]"):
         result = _RESULT.fullmatch(name)
@@ -141,7 +141,7 @@ def _arg_meta(reader: KernelReader, node: Node, what: str) -> dict[str | int, Me
 
 
 def _shape(reader: KernelReader, node: Node, what: str) -> ShapePattern:
-    """Return a pattern, whose dims may not have an argument's name: a where expression could mean either."""
+    """Return a pattern. Its dims may not have an argument's name, which would be ambiguous in a where expression."""
     if node.is_list and not any(item.is_list or item.is_mapping for item in node.value):
         pattern = make_shape([str(item.value) for item in node.value])
     else:
@@ -228,7 +228,7 @@ def _argument(reader: KernelReader, node: Node, what: str) -> Argument | Constan
 
 
 def _argument_view(reader: KernelReader, node: Node, what: str) -> Argument:
-    """Return a value that a kernel may be called with, or a view of it."""
+    """Return a value that may be passed to a kernel, or a view of it."""
     is_name = NAME.fullmatch(node.value) or "." not in node.value
     view = Argument(reader.torch_name(node.value)) if is_name else parse_view(node.value)
     choices = (*reader.arguments, *reader.more)
@@ -264,7 +264,7 @@ def _out(reader: KernelReader, node: Node, what: str) -> str | int:
 
 
 def _tensor(reader: KernelReader, node: Node, what: str) -> str:
-    """Return a tensor argument, or another value that a backward is called with."""
+    """Return a tensor argument, or another value that may be passed to a backward."""
     name = text(reader, node, what)
     if name not in reader.more:
         reader.check_argument(name, node.mark, what)
@@ -272,7 +272,7 @@ def _tensor(reader: KernelReader, node: Node, what: str) -> str:
 
 
 def _by_tensor(read: Reading) -> Reading:
-    """Return the reading of a value for every tensor argument, or of a mapping by argument."""
+    """Return a reading of one value for all tensor arguments, or of a mapping by argument."""
 
     def by_tensor(reader: KernelReader, node: Node, what: str) -> dict[str, Any]:
         if not node.is_mapping:
@@ -364,7 +364,7 @@ def _backward(reader: KernelReader, node: Node, what: str) -> Grad:
 
 
 def result_names(signature: Signature | None) -> tuple[str, ...]:
-    """Return the values of the results that a backward may take: `grad_output` and `output`; numbered, where there are
+    """Return the values of the results that a backward may take: `grad_output` and `output`; numbered if there are
     several or their number is not known."""
     count = signature.returns if signature else None
     single = ("grad_output", "output") if count in (None, 1) else ()
@@ -414,12 +414,12 @@ class KernelKeys:
     dim_order_alias: Node | None = key(any_node, dialects=BOTH)
 
 
-# fields that an entry has as they were read
+# fields that an entry takes over unchanged
 _SAME = "kernel_name device where faster args out result grad mutates assumes samples".split()
 
 
 def read_kernel(reader: KernelReader, node: Node, index: int, fn: Callable | None = None) -> KernelEntry | None:
-    """Return one entry of `kernels`; None when it was too wrong to go on (all that is wrong was reported)."""
+    """Return one entry of `kernels`; None if reading could not go on (all problems were reported)."""
     own = dataclasses.replace(reader, aliases=reader.aliases.with_own(reader, node))
     optional = ("kernel_name",) if fn else ()
     keys = own.read(lambda *args: own.section(KernelKeys, node, args[-1], optional=optional), node, f"kernels[{index}]")
@@ -465,7 +465,8 @@ def _entry(reader: KernelReader, keys: KernelKeys, node: Node, fn: Callable | No
 
 
 def _optional(reader: KernelReader, metas: Mapping[str, Meta], shape: Node | None) -> Iterator[str]:
-    """Yield the constrained arguments that may be None: those with a `?`; in ExecuTorch's files, by their schema."""
+    """Yield the constrained arguments that may be None: those with a `?`, or an optional type in the schema of an
+    ExecuTorch file."""
     for name, each in metas.items():
         parameter = reader.signature.by_name.get(name) if reader.signature else None
         if each.optional or (reader.dialect == EXECUTORCH and parameter is not None and parameter.optional):
@@ -476,7 +477,7 @@ def _optional(reader: KernelReader, metas: Mapping[str, Meta], shape: Node | Non
 
 
 def _with_outs(reader: KernelReader, entry: KernelEntry) -> KernelEntry:
-    """Return the entry with the out parameters of an out-variant, which are not among its arguments."""
+    """Return the entry with the out parameters of an out-variant, which are not among the constrained arguments."""
     outs = reader.outs
     if not outs or entry.out:
         return entry
@@ -491,7 +492,7 @@ def _with_outs(reader: KernelReader, entry: KernelEntry) -> KernelEntry:
     )
 
 
-# checks of several keys: each problem with the key that it is about
+# checks of several keys, each problem located at its key
 
 
 def _result_problems(node: Node, keys: Any, count: int | None, what: str) -> Iterator[tuple[str, str]]:
@@ -513,7 +514,7 @@ def _saving_problems(node: Node, entry: KernelEntry) -> Iterator[tuple[str, str]
 
 
 def _out_problems(reader: KernelReader, node: Node, entry: KernelEntry) -> Iterator[tuple[str, str]]:
-    """Yield the problems of the out parameters, and the arguments that the kernel never gets."""
+    """Yield the problems of the out parameters, and the arguments that are never passed to the kernel."""
     if reader.signature is None:
         return
     complete, returns = _with_outs(reader, entry), reader.returns
@@ -525,7 +526,7 @@ def _out_problems(reader: KernelReader, node: Node, entry: KernelEntry) -> Itera
         no_graph = "one that writes to out has no graph"
         yield "grad", f"grad: autograd is of kernels that return their result; {no_graph}"
     used = {argument.value.name for argument in entry.args or () if isinstance(argument.value, Argument)}
-    if entry.args is None or not used <= reader.signature.by_name.keys():  # a misspelt one, which was reported
+    if entry.args is None or not used <= reader.signature.by_name.keys():  # a misspelt name, which was reported
         return
     used |= {name for condition in entry.where for name in condition.names}
     for parameter in reader.signature.parameters:
@@ -535,7 +536,7 @@ def _out_problems(reader: KernelReader, node: Node, entry: KernelEntry) -> Itera
 
 
 def _check_conditions(reader: KernelReader, node: Node, keys: KernelKeys) -> None:
-    """Check that conditions speak of arguments and dims that there are."""
+    """Check that conditions use existing arguments and dims only."""
     patterns = [pattern for pattern in (keys.shape or {}).values() if pattern is not None]
     is_read = len(patterns) == len(keys.shape or ()) and (node.get("shape") is None or keys.shape is not None)
     if reader.signature is None or not is_read:
@@ -553,7 +554,7 @@ def _check_conditions(reader: KernelReader, node: Node, keys: KernelKeys) -> Non
 
 
 def _check_saves(reader: KernelReader, node: Node, entry: KernelEntry) -> None:
-    """Check that the dtypes and shapes of what a forward saves are those of arguments."""
+    """Check that the dtypes and shapes of a forward's saved values refer to arguments."""
     dims = {dim for each in entry.shape.values() for dim in each.names}
     has_rest = any(each.rest is not None for each in entry.shape.values())
     for name, saved in entry.grad.saves.items():

@@ -1,4 +1,4 @@
-"""Dim orders of tensors, and the fix-ups that put a tensor in one."""
+"""The dim orders of tensors, and the fix-ups that convert a tensor to one."""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,12 @@ ORDERS = {
 
 
 def strides_of(tensor: Tensor) -> Sequence[Dim] | None:
-    """Return the strides of a tensor, None where a proxy does not know them."""
+    """Return the strides of a tensor, or None for a proxy that does not know them."""
     return tensor.strides if isinstance(tensor, TensorProxy) else tensor.stride()
 
 
 def in_order(order: DimOrder, tensor: Tensor) -> bool | None:
-    """Return whether the tensor's elements lie in memory in this order, without gaps; None when that is not known.
+    """Return whether the tensor's elements lie in memory in this order, without gaps; None if that is not known.
 
     Source: tensor.permute(order).is_contiguous(), which an expanded tensor is not (Tensor.dim_order() says it is).
     """
@@ -47,9 +47,8 @@ def in_order(order: DimOrder, tensor: Tensor) -> bool | None:
 
 
 def fix_ups(entry: KernelEntry) -> dict[str, Layout]:
-    """Return the conversions of each argument of a kernel, when the program runs: what `layout` and `align` declare,
-    and the declared dim orders, which a checker cannot always see: a proxy in the middle of a trace has no strides.
-    """
+    """Return the conversions of a kernel's arguments at run time: those of `layout` and `align`, and those to the
+    declared dim orders, which a checker cannot verify for a proxy without strides."""
     layouts = dict(entry.layout)
     for name, alias in entry.orders.items():
         if len(alias.orders) == 1:
@@ -59,7 +58,7 @@ def fix_ups(entry: KernelEntry) -> dict[str, Layout]:
 
 
 def fix(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return the tensor as a kernel needs it: itself where it is so already, else a copy."""
+    """Return the tensor in the layout that a kernel needs: the tensor itself if it has that layout, else a copy."""
     order = layout.order
     if order is not None:
         if order.dims is None:
@@ -73,11 +72,11 @@ def fix(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def empty_in_order(shape: Sequence[int], dims: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return memory whose elements lie in this order of dims, outermost first."""
+    """Return uninitialized memory whose elements lie in this order of dims, outermost first."""
     inverse = sorted(range(len(dims)), key=dims.__getitem__)
     return torch.empty([shape[dim] for dim in dims], dtype=dtype, device=device).permute(inverse)
 
 
 def fits(alias: OrderAlias, tensor: Tensor) -> tuple[DimOrder, ...]:
-    """Return the orders of an alias that the tensor is, or may be, in."""
+    """Return the orders of an alias that the tensor has, or may have."""
     return tuple(order for order in alias.orders if in_order(order, tensor) is not False)

@@ -1,4 +1,4 @@
-"""Contents of a valid manifest, as plain data."""
+"""The contents of a valid manifest, as plain data."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -45,8 +45,9 @@ REQUIRED = _RequiredType()
 class Parameter:
     """One parameter of an operator.
 
-    kind: "tensor", "tensors" (a list of them), "other", or "any" where it is not known.
-    optional: None goes in place of a tensor. out: where an out-variant writes. rest: takes all further arguments.
+    kind: "tensor", "tensors" (a list of them), "other", or "any" if not known.
+    optional: None is allowed in place of a tensor. out: an out-variant writes to it. rest: it takes all further
+    arguments.
     """
 
     name: str
@@ -64,7 +65,8 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """An operator's signature. `name` is its canonical name; `returns` counts its results, None where not known."""
+    """An operator's signature. `name` is its canonical name; `returns` is the number of its results, None if not
+    known."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -76,7 +78,7 @@ class Signature:
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """The names of the arguments that are or may be tensors."""
+        """The names of the arguments that are, or may be, tensors."""
         return tuple(parameter.name for parameter in self.parameters if parameter.may_be_tensor)
 
     @cached_property
@@ -92,7 +94,7 @@ class Signature:
         return next((p.name for p in self.parameters if p.rest), None)
 
     def bind(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name, with defaults."""
+        """Return the arguments of a call by name, including defaults."""
         bound = {**self._defaults, **dict(zip(self._positional, args, strict=False)), **kwargs}
         if self._rest is not None:
             bound[self._rest] = tuple(args[len(self._positional) :])
@@ -100,10 +102,10 @@ class Signature:
 
 
 class Resolver(Protocol):
-    """Knows the operators that `op` may name."""
+    """The operators that `op` may name."""
 
     def resolve(self, name: str) -> Signature | None:
-        """Return the signature of an operator, or None when there is none of this name."""
+        """Return the signature of an operator, or None for an unknown name."""
 
     def names(self) -> Iterable[str]:
         """Return the names of all operators, for suggestions."""
@@ -114,9 +116,9 @@ class Resolver(Protocol):
 
 @dataclass(frozen=True)
 class DtypeAlias:
-    """The dtypes that an argument may have. Arguments with one alias have one dtype in a call.
+    """The dtypes that an argument may have. Arguments with the same alias have the same dtype in a call.
 
-    `name` is None for a dtype that was named directly.
+    `name` is None for dtypes that are named directly.
     """
 
     name: str | None
@@ -146,7 +148,7 @@ CONTIGUOUS = DimOrder()
 
 @dataclass(frozen=True)
 class OrderAlias:
-    """The dim orders that an argument may have. Arguments with one alias have one order in a call."""
+    """The dim orders that an argument may have. Arguments with the same alias have the same order in a call."""
 
     name: str | None
     orders: tuple[DimOrder, ...]
@@ -158,7 +160,7 @@ class OrderAlias:
 
 @dataclass(frozen=True)
 class Device:
-    """The devices that a kernel runs on, and the capability that it needs there (CUDA)."""
+    """The devices that a kernel runs on, and its required compute capability (CUDA)."""
 
     types: tuple[str, ...]
     capability: tuple[tuple[str, tuple[int, int]], ...] = ()
@@ -167,7 +169,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory layout in which a kernel gets an argument: in `order`, at an address that `align` divides."""
+    """The memory layout that a kernel requires of an argument: in `order`, at an address divisible by `align`."""
 
     order: DimOrder | None = None
     align: int | None = None
@@ -178,24 +180,24 @@ class Layout:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of the operator, given to a kernel's parameter."""
+    """An argument of the operator, passed to a parameter of the kernel."""
 
     name: str
 
     @property
     def index(self) -> int | None:
-        """Return the position in a list of tensors of the one that a view is of; None for a plain argument."""
+        """The index that a view takes from a list of tensors; None for a plain argument."""
         return None
 
     @property
     def names(self) -> frozenset[str]:
-        """The arguments that a view's steps speak of."""
+        """The arguments that a view's steps use."""
         return frozenset()
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant, given to a kernel's parameter."""
+    """A constant, passed to a parameter of the kernel."""
 
     value: Any
 
@@ -210,9 +212,9 @@ class KernelArgument:
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """The metadata of a value that a forward keeps for its backward.
+    """The metadata of a value that a forward saves for its backward.
 
-    shape: dims that `shape` declares of arguments, lengths, and `...` as it is in the first argument that has one.
+    shape: named dims of the arguments' `shape`, lengths, and `...` as in the first argument that has it.
     """
 
     dtype: DtypeAlias
@@ -221,19 +223,19 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Grad:
-    """Gradient of a kernel.
+    """The gradient of a kernel.
 
-    kind: "none" (it is not used where a gradient is needed), "composite" (backward derived from the decomposition),
-    "autograd" (torch's autograd differentiates the kernel, which has an autograd.Function inside or calls torch's
-    operations; its graph is kept until the backward) or "kernel": `kernel_name`, called with `args` (the operator's
-    arguments, `grad_output` and `output`, numbered when there are several, and what was saved), gives the gradients of
-    the arguments in `returns`, or writes them to its `out` parameters. Without `args` it is called with the incoming
-    gradients, with what the kernel is called with, and with what was saved, by name.
-    forward: what runs in the kernel's place where a gradient is needed; called as the kernel is, it returns what is
-    saved too, after the results (an out-variant writes it to parameters of those names). Without a forward, where
-    something is saved, the kernel itself always does so. fn, forward_fn: themselves, where they were given in Python.
-    mutates: of what it is called with, the values that it overwrites. result: where, in what it returns, the gradients
-    are; empty for what it returns.
+    kind: "none" (the kernel is not used for calls that need a gradient), "composite" (backward derived from the
+    decomposition), "autograd" (torch's autograd differentiates the kernel, which contains an autograd.Function or calls
+    torch's operations; its graph is kept until the backward) or "kernel": `kernel_name`, called with `args` (the
+    operator's arguments, `grad_output` and `output`, numbered if there are several, and saved values), returns the
+    gradients of the arguments in `returns`, or writes them to its `out` parameters. Without `args` it is called with
+    the incoming gradients, the kernel's arguments, and the saved values, by name.
+    forward: the function that replaces the kernel in calls that need a gradient. It takes the kernel's arguments and
+    returns the saved values after the results (an out-variant writes them to parameters of those names). Without it,
+    the kernel itself always returns the saved values. fn, forward_fn: the functions, if given in Python. mutates: the
+    arguments that it overwrites. result: the places of the gradients in its return value; empty for the return value
+    itself.
     """
 
     kind: str = "none"
@@ -251,21 +253,21 @@ class Grad:
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """One kernel: what it implements, where it may be used, and how it is called.
+    """A kernel: the operation that it implements, its constraints, and its calling convention.
 
     op: the operator's canonical name, or the pattern. op_kind: "op", "func" or "pattern". kernel_name: the function
-    (`ns::name`, `python:module:function`, `hub:org/repo:function`); `fn`: itself, where it was given in Python.
+    (`ns::name`, `python:module:function`, `hub:org/repo:function`); `fn`: the function, if given in Python.
     dtypes, orders, shape: constraints by argument; optional: constrained arguments that may be None.
-    returns: the dtypes of results, by position. args: what the kernel is called with, None for the operator's own
-    arguments. out: the kernel's parameters (names or positions) that are allocated from the meta, and returned.
-    result: where, in what it returns, the operator's results are; empty for what it returns.
-    layout: fix-ups by argument. tolerance: (rtol, atol) by dtype. replaces: earlier manifests' kernels are dropped.
-    keyed: its dim orders are ExecuTorch's keys: it is for tensors that are known to be in them, and nothing is copied
-    into an order that it would not have otherwise.
-    faster: the calls for which it was measured to be faster than what runs otherwise; it is right for the others, too.
-    mutates: the arguments that it overwrites, of which it gets copies. assumes: the name of a predicate on the values
-    of the arguments, without which it is not right; samples: of a function that makes arguments for verification;
-    assumes_fn, samples_fn: themselves, where they were given in Python.
+    returns: the dtypes of results, by position. args: the arguments that are passed to the kernel, None for the
+    operator's own. out: the kernel's parameters (names or positions) that are allocated from the meta, and returned.
+    result: the places of the operator's results in its return value; empty for the return value itself.
+    layout: fix-ups by argument. tolerance: (rtol, atol) by dtype. replaces: drop the kernels of earlier manifests.
+    keyed: its dim orders are ExecuTorch's keys: it takes only tensors that are known to have them, and no tensor is
+    copied into one.
+    faster: the calls for which it was measured to be faster than the alternative; it is correct for the others, too.
+    mutates: the arguments that it overwrites; it gets copies of them. assumes: the name of a predicate on the values of
+    the arguments that the kernel requires; samples: the name of a function that makes arguments for verification;
+    assumes_fn, samples_fn: the functions, if given in Python.
     """
 
     op: str
@@ -302,12 +304,12 @@ class KernelEntry:
 
     @property
     def constrained_arguments(self) -> tuple[str, ...]:
-        """The arguments that dtypes, dim orders or shapes are declared for."""
+        """The arguments with declared dtypes, dim orders or shapes."""
         return tuple(dict.fromkeys((*self.dtypes, *self.orders, *self.shape)))
 
     @property
     def specificity(self) -> int:
-        """Return the number of constraints: of two kernels that both fit, the more specific one comes first."""
+        """The number of constraints: of two kernels that both fit, the more specific one is preferred."""
         devices = 0 if self.device is None else 1 + len(self.device.capability)
         return devices + len(self.dtypes) + len(self.orders) + len(self.shape) + len(self.where)
 
@@ -355,8 +357,8 @@ class OpEntry:
     """One operator of a manifest, and its kernels.
 
     kind "op": `name` exists. "func": a new operator of this `schema`, with an optional `fake` (its meta) and
-    `reference` (its decomposition). "pattern": the function `name` in plain torch, to be found in traces.
-    `signature` is None where only importing the pattern would tell it. `replace`: earlier kernels are dropped.
+    `reference` (its decomposition). "pattern": the function `name` in plain torch, to match in traces.
+    `signature` is None if only importing the pattern would tell it. `replace`: drop earlier kernels.
     """
 
     kind: str
@@ -383,7 +385,7 @@ class Manifest:
 
     @property
     def kernels(self) -> tuple[KernelEntry, ...]:
-        """The kernels of all operators, in order of declaration; what `replace: true` dropped is gone."""
+        """The kernels of all operators, in order of declaration, without those that `replace: true` dropped."""
         by_operator: dict[str, list[KernelEntry]] = {}
         for op in self.ops:
             by_operator[op.name] = [*([] if op.replace else by_operator.get(op.name, [])), *op.kernels]

@@ -1,4 +1,4 @@
-"""Many kernels of one operator: which are the same, and which is asked first."""
+"""The order of several kernels of one operator, and the detection of duplicates."""
 
 from collections.abc import Hashable, Iterable, Iterator
 
@@ -8,12 +8,13 @@ from forge.support.dtypes import dtype_name
 
 
 def candidates(entries: Iterable[KernelEntry]) -> list[KernelEntry]:
-    """Sort the kernels in the order in which they are asked: by priority, then the more specific, then as declared."""
+    """Sort the kernels in the order in which they are tried: by priority, then the more specific first, then as
+    declared."""
     return sorted(entries, key=lambda entry: (-entry.priority, -entry.specificity))
 
 
 def duplicates(entries: Iterable[KernelEntry]) -> Iterator[Problem]:
-    """Yield a problem for each kernel that accepts what an earlier one of its library does, or has its name."""
+    """Yield a problem for each kernel with the same inputs or name as an earlier one of its library."""
     by_inputs: dict[Hashable, KernelEntry] = {}
     by_name: dict[Hashable, KernelEntry] = {}
     for entry in entries:
@@ -41,7 +42,7 @@ def _place(entry: KernelEntry, beside: KernelEntry) -> str:
 
 
 def _inputs(entry: KernelEntry) -> Hashable:
-    """Return the inputs that a kernel accepts, whatever its aliases are called."""
+    """Return the inputs that a kernel accepts, independent of the names of its aliases."""
     numbers: dict[str | None, int] = {None: -1}
     dtypes = tuple(
         (name, frozenset(map(dtype_name, alias.dtypes)), numbers.setdefault(alias.name, len(numbers)))

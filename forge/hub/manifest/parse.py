@@ -1,6 +1,7 @@
-"""YAML text as nodes that know their line and column.
+"""A parser of YAML text to nodes with line and column.
 
-Only what a manifest needs: one document, text keys, no anchors, aliases or tags. A plain scalar is null, true, false,
+It supports the part of YAML that a manifest needs: one document, text keys, no anchors, aliases or tags. A plain scalar
+is null, true, false,
 a decimal number or text: `no` is text here, and `2e-3` a number.
 """
 
@@ -27,7 +28,8 @@ _QUICK_LOADER = "CSafeLoader"
 
 @dataclass(frozen=True)
 class Node:
-    """A value and its place: a tuple of nodes, a dict of nodes by key, or a scalar. keys: the places of a dict's."""
+    """A value and its place: a tuple of nodes, a dict of nodes by key, or a scalar. keys: the places of a dict's
+    keys."""
 
     mark: Mark
     value: Any
@@ -43,16 +45,16 @@ class Node:
 
     @property
     def items(self) -> tuple["Node", ...]:
-        """The nodes of a list, or the one that stands in the place of a list of one."""
+        """The nodes of a list, or a single node as a list of one."""
         return self.value if self.is_list else (self,)
 
     def get(self, key: str) -> "Node | None":
-        """Return the node of a key; None where it is left out, or null, or this is no mapping."""
+        """Return the node of a key; None if it is absent or null, or if this is not a mapping."""
         node = self.value.get(key) if self.is_mapping else None
         return None if node is None or node.value is None else node
 
     def place(self, key: str) -> Mark:
-        """Return the place of a key; the mapping's own where it is left out."""
+        """Return the place of a key; the mapping's own if the key is absent."""
         return self.keys.get(key, self.mark)
 
     def plain(self) -> Any:
@@ -64,7 +66,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed file: its root (None when there is none) and what was wrong with its YAML."""
+    """A parsed file: its root (None if it is empty) and the problems of its YAML."""
 
     file: str
     root: Node | None
@@ -72,7 +74,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Parse a file; one that cannot be read is a problem of the document."""
+    """Parse a file; an unreadable file is a problem of the document."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -84,9 +86,9 @@ def read_document(path: Path) -> Document:
 
 
 def parse(source: str | bytes, file: str) -> Document:
-    """Parse a text. Never raises for its contents: the problems are in the document.
+    """Parse a text. Errors in the text are problems of the document and never raised.
 
-    Raises MissingExtraError where PyYAML is not installed.
+    Raises MissingExtraError if PyYAML is not installed.
     """
     yaml = library("yaml")
     problems = Problems()
@@ -106,9 +108,8 @@ parsed = lru_cache(maxsize=16)(parse)  # a manifest is read before its kernels a
 
 
 def _build(text: str, file: str, problems: Problems) -> Node | None:
-    """Return the root of a text: by libyaml where PyYAML has it (ten times faster); by PyYAML itself for its errors,
-    whose words and places are then the same everywhere.
-    """
+    """Return the root of a text. It is parsed by libyaml if PyYAML has it (ten times faster), and by PyYAML itself for
+    errors, so that their words and places are the same everywhere."""
     yaml = library("yaml")
     quick = Problems()
     try:
@@ -148,13 +149,14 @@ def _syntax_problem(error: Any, file: str) -> tuple[Mark, str]:
 
 
 class _Builder:
-    """Makes nodes of YAML's events, without recursion, which a text of brackets alone would overflow."""
+    """A builder of nodes from YAML's events. It does not recurse, because a text of brackets alone would overflow the
+    stack."""
 
     def __init__(self, yaml: ModuleType, file: str, problems: Problems) -> None:
         self.yaml = yaml
         self.file = file
         self.problems = problems
-        self.open: list[tuple[bool, Mark, list[Node]]] = []  # is it a mapping, where it begins, what is in it
+        self.open: list[tuple[bool, Mark, list[Node]]] = []  # whether it is a mapping, its beginning, its contents
         self.documents: list[Node] = []
         self.skipping = 0
 
@@ -233,7 +235,7 @@ def _value(event: Any) -> str | int | float | bool | None:
 
 
 def from_python(value: Any, mark: Mark) -> Node:
-    """Return Python data as nodes that all have one mark: the place of the call that gave it."""
+    """Convert Python data to nodes that all have one mark: the place of the call that passed it."""
     if isinstance(value, Mapping):
         nodes = {str(key): from_python(item, mark) for key, item in value.items()}
         return Node(mark, nodes, dict.fromkeys(nodes, mark))
@@ -243,7 +245,7 @@ def from_python(value: Any, mark: Mark) -> Node:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Yield the texts in a piece of a manifest, as plain data: its functions' names are among them."""
+    """Yield the strings in plain data of a manifest, which include the names of its functions."""
     if isinstance(value, str):
         yield value
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

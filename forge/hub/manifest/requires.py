@@ -1,4 +1,4 @@
-"""Checks that the requirements of a manifest are installed."""
+"""The check of a manifest's requirements against the installed packages."""
 
 from importlib import metadata
 

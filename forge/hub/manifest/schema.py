@@ -1,4 +1,4 @@
-"""The keys of a manifest's sections, as fields of dataclasses, and the one reader that walks nodes by them.
+"""The keys of a manifest's sections, as fields of dataclasses, and the reader that walks nodes by them.
 
     @dataclass(frozen=True)
     class Library:
@@ -7,7 +7,7 @@
 
     reader.section(Library, node, "library")                  # reports unknown keys, wrong values, missing ones
 
-A reading raises WrongKind with what it wants, or InvalidText with all that is wrong; the reader adds the place.
+A reading raises WrongKind with the expectation, or InvalidText with the problem; the reader adds the place.
 """
 
 import dataclasses
@@ -30,17 +30,17 @@ FORGE, EXECUTORCH = "forge", "executorch"  # the dialects: forge_kernels.yaml, a
 BOTH = (FORGE, EXECUTORCH)
 
 Section = TypeVar("Section")
-# A reading takes the reader that has what it needs: of aliases, of one operator's kernels, of a whole manifest.
+# A reading takes the reader with the context it needs: of aliases, of one operator's kernels, of a whole manifest.
 Reading = Callable[[Any, Node, str], Any]
 
 
 class WrongKind(InvalidText):
-    """A value of another kind than its key has; the message is what is wanted."""
+    """The error for a value of the wrong kind; the message is the expected one."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a section. label: how errors call it, where that is not its name."""
+    """A key of a section. label: its name in errors, if different."""
 
     read: Reading
     required: bool
@@ -56,7 +56,7 @@ def key(
     dialects: tuple[str, ...] = (FORGE,),
     label: str | None = None,
 ) -> Any:
-    """Return a dataclass's field that is a key of a manifest."""
+    """Return a dataclass field for a key of a manifest."""
     return dataclasses.field(default=default, metadata={"key": Key(read, required, dialects, label)})
 
 
@@ -79,14 +79,15 @@ def show_node(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads nodes, and reports what is wrong to `problems`. folder: where the sources of a manifest must be."""
+    """A reader of nodes that reports errors to `problems`. folder: the folder that must hold the sources of a
+    manifest."""
 
     problems: Problems
     dialect: str = FORGE
     folder: Path | None = None
 
     def read(self, read: Reading, node: Node | None, what: str) -> Any:
-        """Return the value of a node; None where it has none, or is wrong, which is reported."""
+        """Return the value of a node; None if it is absent, or wrong and reported."""
         if node is None:
             return None
         try:
@@ -98,7 +99,7 @@ class Reader:
         return None
 
     def each(self, read: Reading, node: Node, what: str) -> tuple:
-        """Return the values of a list, or of the one node in its place, without those that are wrong."""
+        """Return the valid values of a list, or of a single node."""
         values = [self.read(read, item, what) for item in node.items]
         return tuple(value for value in values if value is not None)
 
@@ -112,9 +113,9 @@ class Reader:
         optional: Collection[str] = (),
         ignored: Collection[str] = (),
     ) -> Section:
-        """Return the section with what stands under its keys, and defaults; all that is wrong is reported.
+        """Return the section with the values of its keys, and defaults; report all errors.
 
-        prefix: of the keys' names in errors. optional: keys that are not required this time.
+        prefix: the prefix of the keys' names in errors. optional: keys that are not required here.
         """
         kind: type = section
         keys = keys_of(kind, self.dialect)
@@ -132,7 +133,7 @@ class Reader:
         return section(**values)
 
     def _report_unknown_key(self, section: type, name: str, node: Node, where: str) -> str:
-        """Report an unknown key; return the names that it is near to."""
+        """Report an unknown key; return the known names similar to it."""
         keys = keys_of(section, self.dialect)
         near = did_you_mean(name, keys)
         hint = f"; known: {', '.join(keys)}"
@@ -143,7 +144,7 @@ class Reader:
 
 
 def pairs(node: Node | None, expectation: str) -> Iterator[tuple[str, Mark, Node]]:
-    """Yield the keys of a mapping whose keys are free, their places and their nodes."""
+    """Yield the keys, places and nodes of a mapping with arbitrary keys."""
     if node is None:
         return
     if not node.is_mapping:
@@ -156,12 +157,12 @@ def pairs(node: Node | None, expectation: str) -> Iterator[tuple[str, Mark, Node
 
 
 def any_node(reader: Reader, node: Node, what: str) -> Node:
-    """Return a node that is read later, because it depends on other keys."""
+    """Return the node itself, to be read later because it depends on other keys."""
     return node
 
 
 def text(reader: Reader, node: Node, what: str) -> str:
-    """Return a text that is not empty."""
+    """Return a nonempty string."""
     if isinstance(node.value, str) and node.value.strip():
         return node.value
     quoted = not (node.is_list or node.is_mapping or node.value is None or isinstance(node.value, str))
@@ -169,7 +170,7 @@ def text(reader: Reader, node: Node, what: str) -> str:
 
 
 def text_of_form(form: re.Pattern, expectation: str) -> Reading:
-    """Return the reading of a text of a form."""
+    """Return a reading of a string that matches a form."""
 
     def read(reader: Reader, node: Node, what: str) -> str:
         if not form.fullmatch(text(reader, node, what)):
@@ -201,12 +202,12 @@ def boolean(reader: Reader, node: Node, what: str) -> bool:
 
 
 def many(read: Reading) -> Reading:
-    """Return the reading of a list of values, or of one."""
+    """Return a reading of a list of values, or of one."""
     return lambda reader, node, what: reader.each(read, node, what)
 
 
 def section(kind: type, prefix: str = "") -> Reading:
-    """Return the reading of a mapping by the keys of a dataclass."""
+    """Return a reading of a mapping by the keys of a dataclass."""
     return lambda reader, node, what: reader.section(kind, node, what, prefix=prefix)
 
 
@@ -221,7 +222,7 @@ def version_range(reader: Reader, node: Node, what: str) -> str:
 
 
 def package(reader: Reader, node: Node, what: str) -> str:
-    """Return a package with the versions of it that will do."""
+    """Return a package requirement with its accepted versions."""
     requirements = library("packaging.requirements")
     try:
         valid = not requirements.Requirement(text(reader, node, what)).url
@@ -233,7 +234,7 @@ def package(reader: Reader, node: Node, what: str) -> str:
 
 
 def path_of(exists: Callable[[str], bool]) -> Reading:
-    """Return the reading of a path in the manifest's own folder."""
+    """Return a reading of a path in the manifest's own folder."""
 
     def read(reader: Reader, node: Node, what: str) -> str:
         path = text(reader, node, what)

@@ -13,12 +13,12 @@ _ITEM = re.compile(r"(?:(\d{1,18})\s*\*\s*)?([A-Za-z][A-Za-z0-9_]*)|(\d{1,18})|_
 
 
 class NotAPattern(InvalidText):
-    """A text that is no shape pattern."""
+    """The error for a text that is not a shape pattern."""
 
 
 @dataclass(frozen=True)
 class DimPattern:
-    """One dim: `times` * the length called `name`; exactly `length`; or any length."""
+    """A dim of a pattern: `times` * the length called `name`; exactly `length`; or any length."""
 
     name: str | None = None
     times: int = 1
@@ -26,11 +26,11 @@ class DimPattern:
 
     @property
     def any(self) -> bool:
-        """True if it says nothing of the length."""
+        """True if it matches any length."""
         return self.name is None and self.length is None
 
     def of(self, bound: Mapping[str, Dim]) -> Dim:
-        """Return the length, where the named dims are known."""
+        """Return the length, given the lengths of the named dims."""
         if self.name is not None:
             return self.times * bound[self.name]
         assert self.length is not None, "what a forward saves has no dim of any length"
@@ -44,7 +44,7 @@ class DimPattern:
 
 @dataclass(frozen=True)
 class ShapePattern:
-    """The dims before and, where there is a `...`, after it; `rest` is None without one."""
+    """A pattern: the dims before `...` and, if it is present, after it; `rest` is None without one."""
 
     first: tuple[DimPattern, ...]
     rest: tuple[DimPattern, ...] | None = None
@@ -60,16 +60,16 @@ class ShapePattern:
         return tuple(dict.fromkeys(dim.name for dim in dims if dim.name is not None))
 
     def of(self, bound: Mapping[str, Dim], middle: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Return the shape, where the named dims are known; `middle` is what `...` stands for."""
+        """Return the shape, given the lengths of the named dims and, for `...`, `middle`."""
         first, rest = ([dim.of(bound) for dim in dims or ()] for dims in (self.first, self.rest))
         return (*first, *([] if self.rest is None else middle), *rest)
 
     def middle(self, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Return the dims that `...` stands for in a shape that fits."""
+        """Return the dims that `...` matches in a shape that fits."""
         return tuple(shape[len(self.first) : len(shape) - len(self.rest or ())])
 
     def mismatch(self, shape: Sequence[Dim], bound: dict[str, Any]) -> str | None:
-        """Bind the named dims of a shape that fits in `bound`, and return None; else why it does not fit, in words."""
+        """Bind the named dims in `bound` and return None if the shape fits; otherwise return the reason in words."""
         count = len(self.first) + len(self.rest or ())
         if len(shape) < count or (self.rest is None and len(shape) != count):
             return self._no(shape)

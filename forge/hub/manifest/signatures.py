@@ -1,4 +1,4 @@
-"""Signatures of operators: from torch's schemas, which are parsed by torch, and from Python functions."""
+"""The signatures of operators, from torch's schemas (parsed by torch) and from Python functions."""
 
 import inspect
 import types
@@ -21,7 +21,7 @@ _INTEGER_TYPES = ("int", "Optional[int]")
 
 
 class InvalidSchema(InvalidText):
-    """A text that is no schema of an operator that forge can define."""
+    """The error for a text that is not a schema of an operator that forge can define."""
 
 
 def from_schema(schema: Any) -> Signature:
@@ -52,14 +52,14 @@ def _is_written(argument: Any) -> bool:
 def parse_schema(text: str, *, namespace: str | None = None) -> Signature:
     """Return the signature that a `func` declares; `namespace` is for a name that has none.
 
-    Raises InvalidSchema with torch's words, which mark the place with a caret, or for what torch lets through: a wrong
-    out-variant, two arguments of one name, a default of another type.
+    Raises InvalidSchema with torch's message, which marks the place with a caret, or for errors that torch lets
+    through: a wrong out-variant, two arguments with the same name, a default of the wrong type.
     """
     return from_schema(parsed_schema(text, namespace=namespace))
 
 
 def parsed_schema(text: str, *, namespace: str | None = None) -> Any:
-    """Parse as parse_schema does; return the torch._C.FunctionSchema."""
+    """Parse like parse_schema, and return the torch._C.FunctionSchema."""
     if len(text) > MAX_SCHEMA or not text.isascii() or not text.isprintable():
         raise InvalidSchema(f"invalid schema: it must be at most {MAX_SCHEMA} printable ASCII characters on one line")
     if namespace is not None:
@@ -76,7 +76,7 @@ def parsed_schema(text: str, *, namespace: str | None = None) -> Any:
 
 
 def _schema_problems(schema: Any, *, torch_namespaces: bool) -> Iterator[str]:
-    """Yield the problems of a schema that torch's parser accepts, but no operator can have."""
+    """Yield the problems of a schema that torch's parser acceptsbut that no operator can have."""
     namespace, separator, _ = schema.name.partition("::")
     if not separator:
         yield f"the name {schema.name!r} has no namespace; write acme::{schema.name}"
@@ -114,9 +114,9 @@ def _out_problems(schema: Any) -> Iterator[str]:
 
 
 def from_function(function: Callable, name: str) -> Signature:
-    """Return the signature of a Python function, by its annotations; an argument without one may be anything.
+    """Return the signature of a Python function, from its annotations; an argument without one accepts anything.
 
-    Raises ValueError or TypeError when the function does not tell its parameters.
+    Raises ValueError or TypeError if the function's parameters are not known.
     """
     signature = python_signature(function)
     parameters = [_from_parameter(parameter) for parameter in signature.parameters.values()]
@@ -124,7 +124,7 @@ def from_function(function: Callable, name: str) -> Signature:
 
 
 def python_signature(function: Callable) -> inspect.Signature:
-    """Return inspect.signature, with annotations evaluated where they can be."""
+    """Return inspect.signature, with annotations evaluated where possible."""
     try:
         return inspect.signature(function, eval_str=True)
     except (NameError, SyntaxError, AttributeError, TypeError):

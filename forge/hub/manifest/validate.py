@@ -1,4 +1,4 @@
-"""From a parsed document to a Manifest: everything is checked, and every problem reported, before anything is used."""
+"""The validation of a parsed document to a Manifest: every problem is reported before anything is used."""
 
 import dataclasses
 import re
@@ -41,7 +41,7 @@ from forge.hub.manifest.schema import (
 )
 
 VERSION = 1
-# the dispatch keys under which an entry may name its kernel, and the devices that they are
+# the dispatch keys under which an entry may name its kernel, and their devices
 DISPATCH = {
     "CPU": ("cpu",),
     "CUDA": ("cuda",),
@@ -65,7 +65,7 @@ _makers: list[Callable[[], Resolver]] = []
 
 
 def register_resolver(make: Callable[[], Resolver]) -> None:
-    """Register `make`, which returns the resolver that manifests are checked with."""
+    """Register `make`, which returns the resolver for checking manifests."""
     _makers.append(make)
 
 
@@ -84,7 +84,7 @@ def read_manifest(
 ) -> Manifest:
     """Return the manifest in a file. Raises ManifestError with every problem; see validate.
 
-    content: what was read of the file before.
+    content: the file's content, if already read.
     with_sources: whether the sources of `build` lie beside it; beside a prebuilt variant they do not.
     """
     path = Path(path)
@@ -104,9 +104,9 @@ def validate(
 ) -> Manifest:
     """Return the manifest that a document holds: forge's dialect, or ExecuTorch's functions.yaml (a list).
 
-    resolver: knows the operators. find: gives the function that a kernel's or pattern's name means, or raises; without
-    it nothing is imported, kernels are not looked for, and a pattern's arguments are not checked. folder: where the
-    sources of `build` must be. Raises ManifestError with every problem.
+    resolver: knows the operators. find: returns the function with a kernel's or pattern's name, or raises; without it
+    nothing is imported, kernels are not looked up, and a pattern's arguments are not checked. folder: the folder that
+    must hold the sources of `build`. Raises ManifestError with every problem.
     """
     problems = Problems()
     problems.entries.extend(document.problems)
@@ -123,10 +123,10 @@ def validate(
 
 @dataclass(frozen=True, kw_only=True)
 class _ManifestReader(Reader):
-    """Reader of a document.
+    """A reader of a document.
 
-    functions: the operators that it declared so far. compiled: its kernels are C++. selects: an entry of ExecuTorch
-    without kernels only selects an operator; one that this torch does not have is passed over.
+    functions: the operators declared so far. compiled: its kernels are C++. selects: an ExecuTorch entry without
+    kernels only selects an operator; operators that this torch does not have are skipped.
     """
 
     resolver: Resolver
@@ -187,7 +187,7 @@ def _manifest(reader: _ManifestReader, node: Node, what: str) -> Manifest:
 
 
 def _functions(reader: _ManifestReader, node: Node, what: str) -> tuple[OpEntry, ...]:
-    """Return the entries of a functions.yaml that is named."""
+    """Return the entries of the functions.yaml that the manifest names."""
     if reader.folder is None:
         raise InvalidText(f"{what}: its files lie beside sources, in a manifest that is built")
     document = read_document(reader.folder / file_path(reader, node, what))
@@ -201,7 +201,7 @@ def _functions(reader: _ManifestReader, node: Node, what: str) -> tuple[OpEntry,
 
 
 def _functional(reader: _ManifestReader, signature: Signature) -> Signature | None:
-    """Return the operator that an out-variant computes, where there is one with the same arguments."""
+    """Return the operator that an out-variant computes, if one with the same arguments exists."""
     names = [p.name for p in signature.parameters if not p.out]
     if len(names) == len(signature.parameters):
         return None
@@ -212,14 +212,14 @@ def _functional(reader: _ManifestReader, signature: Signature) -> Signature | No
 
 
 def _of_functional(entry: KernelEntry, outs: tuple[str, ...]) -> KernelEntry:
-    """Return a kernel of an out-variant as one of the operator that returns what it writes."""
+    """Convert a kernel of an out-variant to one of the operator that returns the outputs."""
     returns = {i: entry.dtypes[name] for i, name in enumerate(outs) if name in entry.dtypes}
     dtypes = {name: alias for name, alias in entry.dtypes.items() if name not in outs}
     return dataclasses.replace(entry, op_kind="op", dtypes=dtypes, returns={**returns, **entry.returns})
 
 
 def _named_apart(ops: Iterable[OpEntry]) -> tuple[OpEntry, ...]:
-    """Call the second kernel of one operator `f#2`: ExecuTorch's kernels have no names but their functions'."""
+    """Call the second kernel of one operator `f#2`: ExecuTorch's kernels are named by their functions only."""
     counts: dict[tuple[str, str], int] = {}
 
     def with_own_name(entry: KernelEntry) -> KernelEntry:
@@ -242,7 +242,7 @@ def is_bound(entry: KernelEntry, library: str) -> bool:
 def _with_binding(entry: KernelEntry, library: str, operator_name: str) -> KernelEntry:
     """Return a C++ kernel, called through the operator that the generated binding has for it.
 
-    operator_name: the operator of its entry, which is the same in a process that does not have what it computes.
+    operator_name: the operator of its entry; it is the same in a process that does not have the functional operator.
     """
     if entry.kernel_name is None or entry.kernel_name.startswith(("python:", "hub:")):
         return entry
@@ -348,7 +348,7 @@ def _op(reader: _ManifestReader, node: Node, what: str) -> OpEntry | None:
         has_reference=node.get("reference") is not None,
     )
     kernels = _kernels(reader, node, what, of_op)
-    if functional is not None:  # kernels of it, which write to memory that they are given
+    if functional is not None:  # its kernels write to memory that is passed to them
         kernels = [_of_functional(each, of_op.outs) for each in kernels]
         kind, signature = "op", functional
     entries = tuple(dataclasses.replace(each, replaces=keys.replace) for each in kernels)
@@ -365,7 +365,7 @@ def _kind(reader: _ManifestReader, node: Node) -> str:
 
 
 def _check_meta(reader: _ManifestReader, node: Node, kind: str, signature: Signature | None) -> None:
-    """Check that a new operator, and no other, has functions that tell its results without running it."""
+    """Check that a new operator, and no other, has functions that compute its results' metadata without running it."""
     functions = {name: item for name in ("fake", "reference") if (item := node.get(name)) is not None}
     if kind != "func":
         for name in functions if node.get(kind) is not None and node.get("func") is None else ():

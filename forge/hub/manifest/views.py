@@ -30,26 +30,26 @@ FORMS = (
 
 
 class NotAView(InvalidText):
-    """A text that is none of FORMS."""
+    """The error for a text that is none of FORMS."""
 
 
 @dataclass(frozen=True)
 class View(Argument):
-    """A view of an argument, or of what a kernel returned (`result`). index: which of several tensors it is. steps:
-    methods of a tensor and what they are called with; a text is the name of an argument."""
+    """A view of an argument, or of a kernel's return value (`result`). index: the position in a list of tensors. steps:
+    tensor methods with their arguments; a string is the name of an operator's argument."""
 
     index: int | None = None
     steps: tuple[tuple[str, tuple], ...] = ()
 
     @property
     def names(self) -> frozenset[str]:
-        """The arguments that its steps speak of."""
+        """The arguments that its steps use."""
         return frozenset(each for _, args in self.steps for each in args if isinstance(each, str))
 
     def of(self, value: Any, arguments: Mapping[str, torch.Tensor]) -> Any:
-        """Return the view of a value; `arguments` are tensors by name. None is what it was.
+        """Return the view of a value; `arguments` are tensors by name. None stays None.
 
-        Raises TypeError for what is no tensor, IndexError for an index that a list does not have.
+        Raises TypeError if the value is not a tensor, IndexError for an index out of range.
         """
         if value is None:
             return None

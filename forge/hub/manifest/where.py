@@ -31,18 +31,18 @@ Env = Mapping[str, Any]
 
 
 class InvalidExpression(InvalidText):
-    """An expression outside of the grammar, or about a name that is not there."""
+    """The error for an expression outside the grammar, or with an unknown name."""
 
 
 class UnknownValue(Exception):
-    """An expression whose value is not known, or does not exist, for these arguments."""
+    """The error for an expression whose value is not known, or does not exist, for these arguments."""
 
 
 # equality and truth that put no guard on a symbolic size
 
 
 def is_true(condition: Any) -> bool:
-    """Return the truth of a condition. Raises UnknownValue when it depends on a symbolic size."""
+    """Return the truth of a condition. Raises UnknownValue if it depends on a symbolic size."""
     if condition is True or condition is False:
         return condition
     if isinstance(condition, torch.SymBool):
@@ -57,7 +57,7 @@ def is_true(condition: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return a == b; lists and tuples are one kind; nothing equals a tensor. Raises UnknownValue as is_true does."""
+    """Return a == b; lists and tuples compare equal; nothing equals a tensor. Raises UnknownValue like is_true."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if is_tensor(a) or is_tensor(b):
@@ -77,7 +77,7 @@ def _contains(item: Any, items: Any) -> bool:
 
 
 class _Comparison(NamedTuple):
-    """A comparison; `words` say that it holds, `mirrored` is it with its sides swapped."""
+    """A comparison; `words` state that it holds, `mirrored` is the comparison with its sides swapped."""
 
     holds: Callable[[Any, Any], bool]
     words: str
@@ -111,7 +111,7 @@ _COMPARISONS: dict[type[ast.cmpop], _Comparison] = {
 
 
 def evaluate(node: ast.expr, env: Env) -> Any:
-    """Return the value of an expression of the grammar. Raises UnknownValue where it has none."""
+    """Return the value of an expression of the grammar. Raises UnknownValue if it has none."""
     return _VALUES[type(node)](node, env)
 
 
@@ -189,13 +189,13 @@ _VALUES: dict[type[ast.expr], Callable[[Any, Env], Any]] = {
 
 
 def _reason(node: ast.expr, env: Env, *, negated: bool = False) -> str:
-    """Say why a condition is false; negated: why it is true."""
+    """Return the reason why a condition is false; negated: why it is true."""
     match node:
         case ast.UnaryOp(op=ast.Not()):
             return _reason(node.operand, env, negated=not negated)
         case ast.BoolOp():
             parts = node.values
-            if isinstance(node.op, ast.And) != negated:  # one of them decides
+            if isinstance(node.op, ast.And) != negated:  # one false operand decides
                 parts = [next(each for each in parts if is_true(evaluate(each, env)) == negated)]
             return " and ".join(_reason(each, env, negated=negated) for each in parts)
         case ast.Compare():
@@ -220,12 +220,12 @@ def _reason_of_comparison(node: ast.Compare, env: Env, negated: bool) -> str:
 
 
 def _show(node: ast.expr, env: Env) -> str:
-    """Return 'H = 100'; a literal as it is."""
+    """Return 'H = 100', or a literal unchanged."""
     value = show(evaluate(node, env))
     return value if isinstance(node, (ast.Constant, ast.Tuple)) else f"{_unparse(node)} = {value}"
 
 
-@lru_cache(maxsize=4096)  # of nodes, which are compared by identity
+@lru_cache(maxsize=4096)  # keyed by nodes, which are compared by identity
 def _unparse(node: ast.AST) -> str:
     try:
         return ast.unparse(node)
@@ -240,8 +240,8 @@ def _unparse(node: ast.AST) -> str:
 class Where:
     """A condition on the arguments of a call.
 
-    expression: of the nodes that have a value here; a dtype is a constant, a list a tuple, a chain of comparisons an
-    `and` of them, and where one side of a comparison is a constant, that is the right one.
+    expression: normalized to the nodes that `evaluate` accepts: a dtype is a constant, a list a tuple, a chain of
+    comparisons an `and`, and a constant side of a comparison is the right one.
     """
 
     text: str
@@ -249,14 +249,14 @@ class Where:
     key: str = field(default="where", compare=False, repr=False)
 
     def reason(self, env: Env) -> str | None:
-        """Return why it does not hold, or None when it does."""
+        """Return the reason why it does not hold, or None if it holds."""
         try:
             return None if is_true(evaluate(self.expression, env)) else _reason(self.expression, env)
         except UnknownValue as error:
             return f"where {self.text!r}: {error}"
 
     def parts(self) -> Iterator["Where"]:
-        """Yield the conditions that must all hold."""
+        """Yield the conditions of which it is the conjunction."""
         if isinstance(self.expression, ast.BoolOp) and isinstance(self.expression.op, ast.And):
             for operand in self.expression.values:
                 yield from Where(_unparse(operand), operand).parts()
@@ -265,11 +265,11 @@ class Where:
 
     @property
     def names(self) -> frozenset[str]:
-        """The arguments and dims that it is about."""
+        """The arguments and dims that it uses."""
         return frozenset(part.id for part in ast.walk(self.expression) if isinstance(part, ast.Name))
 
     def rename(self, rename: Callable[[str], str]) -> "Where":
-        """Return the condition with other names for its arguments and dims; its text stays."""
+        """Return the condition with its arguments and dims renamed; its text is unchanged."""
         expression = copy.deepcopy(self.expression)
         for part in ast.walk(expression):
             if isinstance(part, ast.Name):
@@ -296,7 +296,7 @@ class Where:
 
 
 def parse_where(text: str, *, key: str = "where") -> Where:
-    """Parse a condition, which stands under a key. Raises InvalidExpression naming the part outside of the grammar."""
+    """Parse the condition of a key. Raises InvalidExpression naming the part outside of the grammar."""
     try:
         return Where(text.strip(), _parse(text), key)
     except InvalidExpression as error:
@@ -316,14 +316,14 @@ def _parse(text: str) -> ast.expr:
 
 
 def _normalize(node: ast.expr) -> ast.expr:
-    """Return an expression of the nodes that have a value. Raises InvalidExpression for one of others."""
+    """Return an expression of nodes that can be evaluated. Raises InvalidExpression for other nodes."""
     match node:
         case ast.Constant(None | bool() | int() | float() | str()):
             return node
         case ast.Name(name) | ast.Attribute(ast.Name("torch"), name) if (dtype := find_dtype(name)) is not None:
             return ast.Constant(dtype)  # type: ignore[arg-type]  # a dtype is a constant of this grammar
         case ast.Name(name):
-            return ast.Name(name)  # a node of its own: `name_problems` tells the uses of a name apart
+            return ast.Name(name)  # a separate node: `name_problems` distinguishes the uses of a name
         case ast.Attribute(ast.Name(base), name) if base != "torch" and name in TENSOR_ATTRIBUTES:
             return node
         case ast.Subscript(base, item):
@@ -355,7 +355,7 @@ def _index(node: ast.expr) -> ast.Constant | None:
 
 
 def _compare(left: ast.expr, op: ast.cmpop, right: ast.expr) -> ast.Compare:
-    """Return a comparison with what varies on its left, so that its reason speaks of that."""
+    """Return a comparison with its varying side on the left, which its reason is about."""
     is_singleton = isinstance(right, ast.Constant) and isinstance(right.value, (bool, type(None)))
     if isinstance(op, (ast.Is, ast.IsNot)) and not is_singleton:
         text = _unparse(ast.Compare(left, [op], [right]))
