@@ -1,4 +1,4 @@
-"""torchlang: torch's functions and methods as symbols, in families as in forge/prims."""
+"""The meanings of torch's functions and methods as symbols, in families as in forge/prims."""
 
 from forge.torchlang.calculus import *  # noqa: F403
 from forge.torchlang.combining import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Helpers for functions that torch spells in many ways: every spelling of a name as one symbol, and the error of an
+"""The helpers for functions with several names in torch: one symbol for all spellings of a name, and the error for an
 argument that is neither a tensor nor a number."""
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from forge.ir import NUMBER_TYPES, Dim, Number, Symbol, TensorProxy, check
 from forge.torchlang.core import torchsymbol
 
 TensorOrNumber = TensorProxy | Number
-Lengths = Dim | Sequence[Dim]  # one for each dim, or one for all
+Lengths = Dim | Sequence[Dim]  # one length per dim, or one for all
 results: ModuleType = torch.return_types  # of proxies here; its stubs have tensors, and few of its names
 
 
@@ -23,7 +23,8 @@ def aliases(*names: str, inplace: bool = False) -> tuple[Callable, ...]:
 
 
 def torchaliases(*names: str, more: tuple = (), inplace: tuple = (), tags: tuple = ()) -> Callable[[Callable], Symbol]:
-    """torchsymbol for every spelling of these names, in-place forms included, and `more` functions."""
+    """Return the torchsymbol decorator for every spelling of these names, in-place forms included, and for the
+    functions in `more`."""
     return torchsymbol(
         *aliases(*names), *more, inplace=(*aliases(*names, inplace=True), *inplace), tags=tags, id=_id(names[0])
     )

@@ -1,9 +1,9 @@
-"""torch.autocast: the casts that it makes before a call. The mode itself is in autocast_mode.py.
+"""The casts that torch.autocast makes before a call. The mode itself is in autocast_mode.py.
 
 torch has lists, by device, of operators that autocast runs in lower precision, in float32, or in the widest dtype of
-their arguments. forge does not copy them: a call runs once on fake tensors under autocast, and once for each
-way to convert its arguments beforehand; the way is taken whose operators see the same dtypes. A call that no way
-reproduces (it runs some of its operators in lower precision and others in float32) is left to torch.
+their arguments. forge does not copy the lists. A call runs on fake tensors once under autocast, and once for each way
+to convert its arguments beforehand; forge takes the way that gives the operators the same dtypes. A call that no way
+reproduces, because it runs some operators in lower precision and others in float32, is left to torch.
 """
 
 from collections.abc import Callable
@@ -22,16 +22,16 @@ from forge.torch_internals.functions import torch_weight_norm
 from forge.torchlang.autocast_mode import DEVICES, casts_recurrent_layers, disable, state
 from forge.torchlang.fake_execution import run_on_fake_tensors
 
-Way = Callable[..., torch.dtype]  # of a tensor that autocast may convert, its new dtype
+Way = Callable[..., torch.dtype]  # from a tensor that autocast may convert to its new dtype
 
-# the ways
+# the ways to convert arguments
 
 
 def cast_arguments(
     function: Callable, args: tuple, kwargs: dict, convert: Callable[[TensorProxy, torch.dtype], TensorProxy]
 ) -> tuple[tuple, dict] | None:
-    """Return the arguments as the function must get them to do without autocast what it does under it; None where there
-    is no such way. `convert` converts a tensor. Raises ReachesInside."""
+    """Return the converted arguments that give the function the same result without autocast as under it; None if no
+    conversion does. `convert` converts a tensor. Raises ReachesInside."""
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, TensorProxy)]
     candidates = [leaf for leaf in tensors if _is_eligible(leaf)]
     if not candidates:
@@ -71,7 +71,7 @@ _memo: dict[Any, str | None] = BoundedDict(4096)
 
 
 class ReachesInside(NotImplementedError):
-    """Autocast changes what one of torch's own kernels does, which fake tensors do not show."""
+    """The error when autocast changes the inside of one of torch's own kernels, which fake tensors do not show."""
 
 
 _INSIDE = frozenset(
@@ -109,7 +109,7 @@ def _widest(tensors: list[Any]) -> torch.dtype:
 
 
 def _cast_key(leaf: Any) -> Any:
-    """Return the properties of an argument on which autocast can depend: neither lengths nor numbers."""
+    """Return the properties of an argument that autocast can depend on: neither lengths nor numbers."""
     if isinstance(leaf, TensorProxy):
         return leaf.dtype, leaf.device.type, len(leaf.shape)
     return leaf if isinstance(leaf, (str, torch.dtype, bool, type(None))) else type(leaf)
@@ -119,7 +119,7 @@ def _cast_key(leaf: Any) -> Any:
 
 
 class _DtypeRecorder(TorchDispatchMode):
-    """The operators that run, with the dtypes that they get; neither conversions nor views."""
+    """A mode that records the operators that run and the dtypes of their inputs, except conversions and views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class _DtypeRecorder(TorchDispatchMode):
 
 
 def _dtypes(func: Any, arguments: list[Any]) -> list[torch.dtype]:
-    """Return the dtypes of an operator's tensors; an argument `dtype` converts them before anything is computed."""
+    """Return the dtypes of an operator's tensors, after the conversion by an argument `dtype`."""
     own = next((leaf for leaf in arguments if isinstance(leaf, torch.dtype)), None)
     if func in _HALF_TO_FLOAT and True in [leaf for leaf in arguments if isinstance(leaf, bool)]:
         own = torch.float32
@@ -164,15 +164,14 @@ def _find(run: Callable, args: tuple, kwargs: dict, widest: torch.dtype) -> str 
 
 
 def _is_by_dtype(run: Callable, args: tuple, kwargs: dict, expected: list[tuple]) -> bool:
-    """Return whether an argument `dtype` does it, which the functions that have one take without a conversion
-    before."""
+    """Return whether an argument `dtype` reproduces autocast; the functions that have one need no conversion before."""
     if kwargs.get("dtype") is not None:
         return False
     return _trial(run, args, {**kwargs, "dtype": torch.float32}, lambda tensor: tensor.dtype) == expected
 
 
 def _trial(run: Callable, args: tuple, kwargs: dict, to: Way | None) -> list[tuple] | None:
-    """Return the operators that run, under autocast or (`to`) without it on converted arguments; None where it
+    """Return the operators that run under autocast or, with `to`, without it on converted arguments; None if the call
     raises."""
     recorder = _DtypeRecorder()
     if to is None:

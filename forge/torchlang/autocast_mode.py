@@ -1,7 +1,7 @@
-"""torch's autocast mode: whether it is on, and what runs under it or without it.
+"""The state of torch's autocast mode, and functions that run under it or without it.
 
-While a program is recorded, this thread is under the autocast under which the program would run; what that does to a
-call is written in the program (autocast_casts.py), which then runs without it.
+While a program is recorded, this thread has the autocast state in which the program would run. The casts become part of
+the program (autocast_casts.py), which then runs without autocast.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,19 +16,19 @@ DEVICES = ("cpu", "cuda")
 
 
 def is_enabled() -> bool:
-    """Return whether the calls of this thread are under autocast, for some device."""
+    """Return whether autocast is enabled in this thread, for any device."""
     return is_any_autocast_enabled()
 
 
 def casts_recurrent_layers() -> bool:
-    """Return whether torch.lstm and its like convert inside of their kernel, to float16 whatever dtype autocast has:
-    cuDNN's do, and fake tensors do not show it."""
+    """Return whether torch.lstm and its like convert inside their kernels, to float16 under any autocast dtype: those
+    of cuDNN do, and fake tensors do not show it."""
     return torch.is_autocast_enabled("cuda")
 
 
 @contextmanager
 def preserve() -> Iterator[None]:
-    """Restore autocast at the exit of the context, whatever the inside set."""
+    """Restore the autocast state at the exit of the context."""
     before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES]
     try:
         yield
@@ -40,7 +40,7 @@ def preserve() -> Iterator[None]:
 
 @contextmanager
 def disable() -> Iterator[None]:
-    """Enter a context in which nothing is under autocast."""
+    """Disable autocast for all devices in the context."""
     with ExitStack() as stack:
         for kind in DEVICES:
             if torch.is_autocast_enabled(kind):
@@ -49,9 +49,9 @@ def disable() -> Iterator[None]:
 
 
 def without(call: Callable) -> Callable:
-    """Return a function that runs where nothing is under autocast: what that does to a program is written in it.
+    """Return a function that runs without autocast, because the casts are part of the program.
 
-    For a program compiled under what autocast is now: `call` itself where that is nothing.
+    For a program compiled under the current autocast state: returns `call` itself if that is disabled.
     """
     if not is_enabled():
         return call
@@ -64,7 +64,7 @@ def without(call: Callable) -> Callable:
 
 
 def state() -> tuple | None:
-    """Return the current autocast state; None where it is not enabled."""
+    """Return the current autocast state; None if it is disabled."""
     if not is_enabled():
         return None
     return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES)
@@ -72,7 +72,7 @@ def state() -> tuple | None:
 
 @contextmanager
 def at(settings: tuple | None) -> Iterator[None]:
-    """Enter a context in which autocast is as `state` gave it."""
+    """Set autocast to a state from `state` in the context."""
     with preserve():
         for kind, (enabled, lower) in zip(DEVICES, settings or [(False, None)] * len(DEVICES), strict=True):
             torch.set_autocast_enabled(kind, enabled)
@@ -82,7 +82,7 @@ def at(settings: tuple | None) -> Iterator[None]:
 
 
 class Under:
-    """A function that runs under what autocast is now."""
+    """A function that runs under the autocast state of its construction."""
 
     def __init__(self, function: Callable) -> None:
         self.function = function

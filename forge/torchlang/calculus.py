@@ -1,4 +1,4 @@
-"""Numerical calculus of torch: integrals by the trapezoidal rule, derivatives by differences, along dims."""
+"""The numerical calculus of torch: integrals by the trapezoidal rule, derivatives by differences, along dims."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def _check_numbers(op: str, **arguments: Any) -> None:
 
 
 def _steps(op: str, y: TensorProxy, x: TensorProxy, dim: int) -> TensorProxy:
-    """Return the distances between the points x, in a shape that goes with y's."""
+    """Return the distances between the points x, in a shape that broadcasts with y's."""
     if x.ndim == 1:
         torch_check(
             same(x.shape[0], y.shape[dim]),
@@ -40,13 +40,13 @@ def _steps(op: str, y: TensorProxy, x: TensorProxy, dim: int) -> TensorProxy:
 
 
 def _areas(op: str, y: TensorProxy, x: TensorProxy | None, dx: Number | None, dim: int) -> TensorProxy:
-    """Twice the area between each two neighbours."""
+    """Return twice the area between each two neighbours."""
     sides = clang.add(clang.slice_in_dim(y, dim, 0, -1), clang.slice_in_dim(y, dim, 1, None))
     return clang.mul(sides, _steps(op, y, x, dim)) if x is not None else clang.mul(sides, dx)
 
 
 def _along(op: str, y: TensorProxy, x: TensorProxy | None, dx: Number | None, dim: int) -> tuple[Number | None, int]:
-    """dx, 1 unless given or x is; the dim counted from the front."""
+    """Return (dx, 1 unless dx or x is given; the dim counted from the front)."""
     _check_numbers(op, y=y, **({} if x is None else {"x": x}))
     check(x is None or dx is None, lambda: f"{op}: x and dx are given, but only one may be", TypeError)
     check(y.ndim > 0, lambda: f"{op}: Dimension specified as {dim} but tensor has no dimensions: {y}", IndexError)
@@ -86,7 +86,7 @@ def cumulative_trapezoid(
 
 
 def _spacings(spacing: Spacing, dims: tuple[int, ...], has_dim: bool, ndim: int) -> list[Any]:
-    """Return one spacing, a number or a vector of places, for each dim."""
+    """Return one spacing, a number or a vector of coordinates, for each dim."""
     if spacing is None or isinstance(spacing, NUMBER_TYPES):
         return [1 if spacing is None else spacing] * len(dims)
     torch_check(
@@ -119,10 +119,11 @@ def _check_gradient(input: TensorProxy, dims: tuple[int, ...], edge_order: int) 
 def gradient(
     input: TensorProxy, *, spacing: Spacing = None, dim: int | Sequence[int] | None = None, edge_order: int = 1
 ) -> Parts:
-    """Return the derivative along each of `dim` (all by default) by differences of neighbours.
+    """Return the derivative along each of `dim` (all by default) by finite differences.
 
-    spacing: between neighbours, of all dims or of each, or the places of the elements. edge_order: how exact the first
-    and the last derivative are. Source: numpy.gradient, B. Fornberg, Math. Comp. 51 (1988).
+    spacing: the distance between neighbours, for all dims or for each, or the coordinates of the elements. edge_order:
+    the order of accuracy of the first and the last derivative. Source: numpy.gradient, B. Fornberg, Math. Comp. 51
+    (1988).
     """
     dims = range(input.ndim) if dim is None else clang.as_tuple(dim)
     dims = check_dims("gradient", tuple(dims), input.ndim)
@@ -142,7 +143,7 @@ def _derivative(f: TensorProxy, dim: int, spacing: Any, edge_order: int) -> Tens
 
 
 def _gradient_even_spacing(f: TensorProxy, dim: int, h: Number, edge_order: int) -> TensorProxy:
-    """Central differences; at the ends one-sided ones."""
+    """Return central differences, one-sided at the ends."""
 
     def at(start: int, stop: int | None) -> TensorProxy:
         return clang.slice_in_dim(f, dim, start, stop)
@@ -157,7 +158,7 @@ def _gradient_even_spacing(f: TensorProxy, dim: int, h: Number, edge_order: int)
 
 
 def _at_positions(f: TensorProxy, dim: int, places: TensorProxy, edge_order: int) -> TensorProxy:
-    """Return the slopes of parabolas through three neighbours; at the ends of lines through two, for edge_order 1."""
+    """Return the slopes of parabolas through three neighbours; for edge_order 1, at the ends, of lines through two."""
     shape = [-1 if i == dim else 1 for i in range(f.ndim)]
 
     def at(x: TensorProxy, start: int, stop: int | None) -> TensorProxy:

@@ -1,4 +1,4 @@
-"""Layouts of images that forge's own passes choose, and the gradients that a caller sees."""
+"""The memory layouts of images that forge's passes choose, and of the gradients that a caller sees."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from forge.torchlang.shape import contiguous
 
 
 def in_channels_last(x: TensorProxy) -> TensorProxy:
-    """Return an image whose channels lie beside each other in memory."""
+    """Return an image with its channels adjacent in memory."""
     return contiguous(x, memory_format=torch.channels_last)
 
 
@@ -21,7 +21,7 @@ def _in_rows(x: TensorProxy) -> TensorProxy:
 def _with_gradient(
     name: str, body: Callable[[TensorProxy], TensorProxy], lay_out: Callable[[TensorProxy], TensorProxy]
 ) -> Symbol:
-    """Return an operation whose gradient is laid out anew."""
+    """Return an operation whose gradient is laid out again."""
     symbol = Symbol(name, f"forge.{name}", body=body)
 
     @register_grad(symbol)
@@ -33,8 +33,8 @@ def _with_gradient(
     return symbol
 
 
-# on inputs of a program, to whose gradients eager gives this layout
+# on inputs of a program: eager gives their gradients this layout
 channels_last_input = _with_gradient("channels_last_input", in_channels_last, _in_rows)
 alias_of_input = _with_gradient("alias_of_input", prims.alias, _in_rows)
-# on what a convolution gives: its backward would copy a gradient in another layout, slowly
+# on results of a convolution: its backward would make a slow copy of a gradient in another layout
 channels_last_result = _with_gradient("channels_last_result", prims.alias, in_channels_last)

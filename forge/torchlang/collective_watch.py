@@ -1,9 +1,9 @@
-"""Where the processes of a group are, once one of them waits for a collective without end.
+"""The report on the processes of a group when one of them waits for a collective without end.
 
-torch's flight recorder has the last collectives of each process, with the lines that called them. A thread of each
-process answers, through the store of the process group, when another one asks for its last collectives and for the line
-at which it is. A process asks when a collective of a compiled program fails, and once it has waited for one for
-FORGE_COLLECTIVE_WARNING seconds (60; 0: never).
+torch's flight recorder records the last collectives of each process, with the lines that called them. A thread of each
+process answers, through the store of the process group, requests for its last collectives and its current line. A
+process sends a request when a collective of a compiled program fails, and when it has waited for one for
+FORGE_COLLECTIVE_WARNING seconds (60 by default; 0: never).
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from forge.ir.printing import sources_at
 from forge.torch_internals.distributed import clone_store, recorded_collectives
 
 WARNING = "FORGE_COLLECTIVE_WARNING"
-ANSWERED_WITHIN = 8.0  # seconds; a process looks once in a second
+ANSWERED_WITHIN = 8.0  # seconds; each process checks for requests once per second
 _SECONDS = 60.0
 _INTERVAL = 1.0
-_LOOKS = 6  # at what is on its way, in the time after which a warning is due
-_LAST = 3  # collectives that a process names
-_TENSORS = 2  # of a collective whose shapes are named
+_LOOKS = 6  # checks of the pending collectives within the time of a warning
+_LAST = 3  # collectives that a process reports
+_TENSORS = 2  # of a collective whose shapes are reported
 _ROOT = str(Path(__file__).parents[1])
 _TORCH = os.path.dirname(torch.__file__)
 _LIBRARIES = (_TORCH, _ROOT, "<frozen", "<string>", os.path.dirname(threading.__file__))
@@ -41,13 +41,14 @@ _log = logging.getLogger("forge.distributed")
 
 
 class CollectiveError(getattr(torch.distributed, "DistBackendError", RuntimeError)):  # type: ignore[misc]
-    """A collective of a compiled program failed; the message names the last collectives of each rank."""
+    """The error when a collective of a compiled program fails; the message names the last collectives of each rank."""
 
     __module__ = "forge.distributed"
 
 
 class _State(NamedTuple):
-    """A process that answers. place: the line at which its main thread is. collectives: the last ones, in order."""
+    """The state of a process that answers. place: the current line of its main thread. collectives: the last ones, in
+    order."""
 
     rank: int
     place: str
@@ -61,15 +62,15 @@ class _Watch:
         self.rank = torch.distributed.get_rank()
         self.size = torch.distributed.get_world_size()
         self.group = torch.distributed.group.WORLD
-        self._own = clone_store()  # of the thread; one that is shared waits for others' requests
-        self._answered = 0  # requests
+        self._own = clone_store()  # of the thread; a shared one would wait for others' requests
+        self._answered = 0  # the number of answered requests
         self._looked = time.monotonic()
         self._warned: set[Any] = set()
         self.thread = threading.Thread(target=self._run, name="forge collective watch", daemon=True)
         self.thread.start()
 
     def ask(self) -> list[_State | None]:
-        """Return the states of all processes, None for one that does not answer."""
+        """Return the states of all processes; None for a process that does not answer."""
         store = clone_store()
         number = store.add("forge/collectives/requests", 1)
         until = time.monotonic() + ANSWERED_WITHIN
@@ -103,7 +104,7 @@ class _Watch:
             threading.Thread(target=self._warn, args=(_age(new[0]),), daemon=True).start()
 
     def _warn(self, seconds: float) -> None:
-        """Ask the others, in a thread of its own: this process answers meanwhile."""
+        """Send a request in a separate thread, so that this process answers meanwhile."""
         with contextlib.suppress(Exception):
             _log.warning("rank %d waits for a collective for %.0f s\n%s", self.rank, seconds, _table(self.ask()))
 
@@ -119,7 +120,7 @@ class _Watch:
 
 
 def key_of_answer(number: int, rank: int) -> str:
-    """Return the key under which a process answers a request, in the store of the default group."""
+    """Return the key, in the store of the default group, of a process's answer to a request."""
     return f"forge/collectives/request {number}/rank {rank}"
 
 
@@ -127,7 +128,7 @@ _watch: _Watch | None = None
 
 
 def watch() -> None:
-    """Have this process answer others that wait for it, and log where they are if it waits for them."""
+    """Make this process answer other processes' requests, and log their states when it waits for them."""
     global _watch
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return
@@ -137,9 +138,9 @@ def watch() -> None:
 
 
 def last_collectives() -> str:
-    """Return a line for each process of the default group: its last collectives, and the line at which it is.
+    """Return a line for each process of the default group: its last collectives and its current line.
 
-    One that does not answer within seconds has ended, or holds Python's lock.
+    A process that does not answer within seconds has ended, or holds the GIL.
 
     Raises:
         RuntimeError: If there is no process group of several processes.
@@ -154,7 +155,7 @@ def collective_error(error: RuntimeError) -> RuntimeError:
     """Return an error that also names the last collectives of each rank."""
     try:
         report = last_collectives()
-    except Exception as reason:  # the store has gone with its process
+    except Exception as reason:  # the store is gone with its process
         report = f"the last collectives of other ranks are not known: {reason}"
     return CollectiveError(f"{error}\n{report}")
 
@@ -195,7 +196,7 @@ def _described(entry: dict[str, Any]) -> str:
 
 
 def _location(entry: dict[str, Any]) -> str:
-    """Return the user's line of a collective: in a program of forge, one for which the generated call is."""
+    """Return the user's line of a collective; in a program of forge, the line that the generated call stands for."""
     for frame in entry.get("frames", ()):
         name, line = frame["filename"], frame["line"]
         sources = sources_at(name, line)
@@ -207,9 +208,10 @@ def _location(entry: dict[str, Any]) -> str:
 
 
 def _main_thread_location() -> str:
-    """Return the user's line at which the main thread is, and whether it compiles.
+    """Return the user's current line in the main thread, and whether it is compiling.
 
-    faulthandler makes no frame objects: those of sys._current_frames outlive the frames that Dynamo runs.
+    It uses faulthandler, which makes no frame objects: those of sys._current_frames outlive the frames that Dynamo
+    runs.
     """
     with tempfile.TemporaryFile("w+") as file:
         faulthandler.dump_traceback(file)

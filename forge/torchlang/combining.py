@@ -1,4 +1,4 @@
-"""Functions of torch that lay out tensors in one: blocks, products, padding, chunks; and unsafe splits."""
+"""The functions of torch that lay out tensors in one: blocks, products, padding, chunks; and unsafe splits."""
 
 import math
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def block_diag(*tensors: Any) -> TensorProxy:
         )
     if not tensors:
         return prims.full((1, 0), 0, torch.get_default_dtype(), clang.canonical_device())
-    dtype = clang.compute_dtype(*tensors)  # of the dims that they came with: a 0-d tensor does not widen others
+    dtype = clang.compute_dtype(*tensors)  # by the original ranks: a 0-d tensor does not widen others
     blocks = [clang.convert(clang.reshape(t, (1, t.numel())) if t.ndim < 2 else t, dtype) for t in tensors]
     width: Dim = sum(block.shape[1] for block in blocks)
     before: Dim = 0
@@ -49,7 +49,8 @@ def block_diag(*tensors: Any) -> TensorProxy:
 
 @torchsymbol(torch.functional.cartesian_prod, vf_cartesian_prod)
 def cartesian_prod(*tensors: Any) -> TensorProxy:
-    """Return every choice of one element of each vector as a row; of one vector, that vector. Dtypes: one."""
+    """Return every combination of one element of each vector as a row; a single vector is returned itself. Dtypes: the
+    same for all."""
     tensors = varargs(tensors[0], tensors[1:])
     for tensor in tensors:
         check_tensor("cartesian_prod", tensors=tensor)
@@ -68,12 +69,12 @@ def diagflat(input: TensorProxy, offset: int = 0) -> TensorProxy:
 
 @torchsymbol(torch.constant_pad_nd)
 def constant_pad_nd(input: TensorProxy, pad: Sequence[Dim], value: Number = 0) -> TensorProxy:
-    """Return the input widened by `value`, or cropped, at the ends of its last dims: (before, after) of the last, …"""
+    """Return the input padded with `value`, or cropped, at the ends of its last dims: (before, after) of the last, …"""
     return resample.pad(input, pad, "constant", value)
 
 
 def _as_chunks(tensor: TensorProxy, dim: int, chunks: int) -> TensorProxy:
-    """Return one tensor's chunks along `dim`, the last filled up with zeros, each as a row."""
+    """Return one tensor's chunks along `dim`, the last padded with zeros, each as a row."""
     size = tensor.shape[dim]
     missing = -size % chunks
     padded = prims.pad(tensor, tuple((0, missing if i == dim else 0) for i in range(tensor.ndim)), 0)
@@ -84,8 +85,8 @@ def _as_chunks(tensor: TensorProxy, dim: int, chunks: int) -> TensorProxy:
 
 @torchsymbol(torch_chunk_cat)
 def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
-    """Return each tensor in `num_chunks` chunks along `dim`, the last filled up with zeros; the k-th of all side by
-    side.
+    """Return each tensor in `num_chunks` chunks along `dim`, the last padded with zeros; the k-th chunks of all tensors
+    are concatenated.
 
     Shapes: the tensors' dims before `dim` agree; out has these, num_chunks, and the elements of a chunk of each.
     """
@@ -112,7 +113,7 @@ def _chunk_cat(tensors: Tensors, dim: int, num_chunks: int) -> TensorProxy:
     return clang.cat([_as_chunks(tensor, dim, num_chunks) for tensor in tensors], dim + 1)
 
 
-# parts that share memory, of which autograd does not know
+# parts that share memory without autograd's knowledge
 
 
 def _unsafe(name: str, parts: Symbol) -> Symbol:

@@ -1,4 +1,4 @@
-"""Complex numbers of torch: made of two real ones, and views of their parts and of their conjugates."""
+"""The complex numbers of torch: their construction, and views of their parts and of their conjugates."""
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from forge.torchlang.core import View, getter, torchsymbol
 
 _PARTS = (torch.float16, torch.float32, torch.float64)
 
-# made of two
+# construction from two parts
 
 
 def _pair(op: str, a: TensorProxy, b: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """Return two tensors of one of torch's dtypes for parts, broadcast together."""
+    """Return two tensors of a dtype that parts may have, broadcast together."""
     for each in (a, b):
         check(
             each.dtype in _PARTS,
@@ -28,20 +28,22 @@ def _pair(op: str, a: TensorProxy, b: TensorProxy) -> tuple[TensorProxy, TensorP
 
 @torchsymbol(torch.complex)
 def complex(real: TensorProxy, imag: TensorProxy) -> TensorProxy:
-    """real + i imag. Dtypes: one for both, float16, float32 or float64."""
+    """Return real + i imag. Dtypes: the same for both, float16, float32 or float64."""
     return prims.complex(*_pair("complex", real, imag))
 
 
 @torchsymbol(torch.polar)
 def polar(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
-    """Return the number at a distance from 0, in a direction. Dtypes: one for both, float32 or float64."""
+    """Return the complex numbers with these absolute values and angles. Dtypes: the same for both, float32 or
+    float64."""
     size, angle = _pair("polar", abs, angle)
     return prims.complex(size * clang.cos(angle), size * clang.sin(angle))
 
 
 @register_grad(polar)
 def _polar_grad(abs: TensorProxy, angle: TensorProxy) -> TensorProxy:
-    """Take the direction of the result, as torch does: it has none at 0, and abs is taken to be no less."""
+    """Compute the direction from the result, as torch does: there is none at 0, and abs is assumed to be
+    nonnegative."""
     out = polar(abs, angle)
     g = clang.conj(get_grad(out))
     if needs_grad(abs):
@@ -68,7 +70,7 @@ def _with_real(x: TensorProxy, new: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.real, getter("real"), methods=("real",), view=View.ALWAYS, invert=_with_real)
 def real(input: TensorProxy) -> TensorProxy:
-    """Return the real part; a real input itself."""
+    """Return the real part; a real input is returned itself."""
     return clang.real(input)
 
 
@@ -100,7 +102,7 @@ def _as_real(x: TensorProxy) -> TensorProxy:
     tags=[Tag.MAY_BE_VIEW],
 )
 def view_as_real(input: TensorProxy) -> TensorProxy:
-    """Return both parts of complex numbers, in a last dim of length 2."""
+    """Return both parts of complex numbers, as a last dim of length 2."""
     _check_complex("view_as_real", input)
     return _as_real(input)
 
@@ -135,20 +137,20 @@ prims.register_vjp(view_as_complex, input=lambda g: _as_real(g))
     torch.conj, Tensor.conj, torch.ops.aten._conj.default, view=View.ALWAYS, invert=lambda x, new: clang.conj(new)
 )
 def conj(input: TensorProxy) -> TensorProxy:
-    """Return the complex conjugate, which torch computes where it is read; a real input itself."""
+    """Return the complex conjugate, which torch computes lazily when it is read; a real input is returned itself."""
     return clang.conj(input)
 
 
-# A proxy does not know whether torch conjugates or negates a tensor where it is read; Dynamo's fake tensors do.
+# A proxy does not know whether torch conjugates or negates a tensor lazily; Dynamo's fake tensors do.
 
 
 @torchsymbol(torch.resolve_conj, Tensor.resolve_conj, view=View.MAYBE, tags=[Tag.MAY_BE_VIEW])
 def resolve_conj(input: TensorProxy) -> TensorProxy:
-    """Return a tensor whose conjugation is done; the input itself where there is none to do."""
+    """Return a tensor with its lazy conjugation materialized; the input itself if it has none."""
     return prims.clone(input)
 
 
 @torchsymbol(torch.resolve_neg, Tensor.resolve_neg, view=View.MAYBE, tags=[Tag.MAY_BE_VIEW])
 def resolve_neg(input: TensorProxy) -> TensorProxy:
-    """Return a tensor whose negation is done; the input itself where there is none to do."""
+    """Return a tensor with its lazy negation materialized; the input itself if it has none."""
     return prims.clone(input)

@@ -1,4 +1,4 @@
-"""Dtype and device conversions of torch."""
+"""The dtype and device conversions of torch."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ def convert_tensor(
     copy: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> TensorProxy:
-    """x with another dtype, device and layout; x itself, and nothing recorded, where it has them all.
+    """Return x with another dtype, device and layout; if it has them all, return x and record nothing.
 
-    The device moves first where that moves fewer bytes.
+    The device is changed first if that moves fewer bytes.
     """
     out = x
     moves = device is not None and not _same_device(device, x.device)
@@ -48,14 +48,14 @@ def _same_device(a: torch.device, b: torch.device) -> bool:
 
 
 def as_device(device: Any) -> torch.device:
-    """Return a torch.device of one, its name, or an accelerator's number."""
+    """Return a torch.device, given one, its name, or an accelerator's index."""
     return device if isinstance(device, torch.device) else torch.device(device)
 
 
 @torchsymbol(Tensor.to)
 def to(self: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
-    """self with another dtype, device or layout: to(dtype), to(device, dtype), to(other), each with non_blocking, copy
-    and memory_format."""
+    """Return self with another dtype, device or layout: to(dtype), to(device, dtype), to(other), each with
+    non_blocking, copy and memory_format."""
     dtype, device, other = kwargs.get("dtype"), kwargs.get("device"), kwargs.get("tensor")
     rest = args
     if args:
@@ -77,7 +77,7 @@ def to(self: TensorProxy, *args: Any, **kwargs: Any) -> TensorProxy:
 
 @torchsymbol(Tensor.type_as)
 def type_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """self with other's dtype and device."""
+    """Return self with other's dtype and device."""
     return convert_tensor(self, other.dtype, other.device)
 
 
@@ -98,8 +98,8 @@ _NAME_OF_TYPE = {dtype: name for name, dtype in _TENSOR_TYPES.items()}
 
 @torchsymbol(Tensor.type)
 def type(self: TensorProxy, dtype: Any = None, non_blocking: bool = False) -> TensorProxy | str:
-    """self as a dtype, which may be given by a legacy name ("torch.FloatTensor"); the legacy name of its own type when
-    none is given."""
+    """Return self as a dtype, which may be given by a legacy name ("torch.FloatTensor"); without a dtype, the legacy
+    name of self's type."""
     if dtype is None:
         module = "torch" if self.device.type == "cpu" else f"torch.{self.device.type}"
         return f"{module}.{_NAME_OF_TYPE[self.dtype]}Tensor"
@@ -144,5 +144,5 @@ for _name, _dtype in {
 
 @torchsymbol(Tensor.cpu)
 def cpu(self: TensorProxy, memory_format: torch.memory_format | None = None) -> TensorProxy:
-    """self on the CPU; itself when it is."""
+    """Return self on the CPU; self itself if it is there already."""
     return convert_tensor(self, None, torch.device("cpu"), memory_format=memory_format)

@@ -1,4 +1,4 @@
-"""Views of torch as copies: torch.x_copy is what torch.x shows, in memory of its own, in row-major order."""
+"""The copies of torch's views: torch.x_copy returns the values of torch.x in its own memory, in row-major order."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,6 @@
-"""torchlang: torch's functions, methods and operators as symbols, and the one door through which torch calls enter.
+"""The registry of torch's functions, methods and operators as symbols, and the entry point of torch calls.
 
-Both front ends end here: `call(function, args, kwargs)`, a torch function applied to proxies. One file, though long:
+Both front ends use `call(function, args, kwargs)`, which applies a torch function to proxies. The file is long because
 the registry and the calls through it share the entries.
 """
 
@@ -61,7 +61,7 @@ Handler = Callable[[Symbol, tuple, dict, Memory], Any]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Meaning of a torch function: its symbol, and how its in-place form and views behave."""
+    """The meaning of a torch function: its symbol, and the behaviour of its in-place form and views."""
 
     symbol: Symbol
     inplace: bool
@@ -76,7 +76,7 @@ _methods: dict[str, Entry] = {}
 _symbols: dict[str, Symbol] = {}
 _functions: dict[str, Callable] = {}
 _factories: set[Callable] = set()
-_method_names: dict[Callable, list[str]] = {}  # a method of torch.Tensor may have several: abs is __abs__ too
+_method_names: dict[Callable, list[str]] = {}  # a method of torch.Tensor may have several names: abs is __abs__ too
 for _name in dir(torch.Tensor):
     if callable(_method := getattr(torch.Tensor, _name)):
         _method_names.setdefault(_method, []).append(_name)
@@ -96,19 +96,19 @@ def torchsymbol(
 ) -> Callable[[Callable[..., _R]], Symbol[_R]]:
     """Make the decorated function the meaning of torch functions, methods and operators.
 
-    functions: what it means; the first names the symbol, and is what the torch executor runs. torch.Tensor's are
-        methods too.
+    functions: the torch functions; the first names the symbol, and is run by the torch executor. Functions of
+    torch.Tensor are methods, too.
     inplace: forms that write the result into their first argument (torch.relu_, operator.iadd).
-    inplace_position: where torch's function has an argument called `inplace` (F.relu has it at 1): the decorated
-        function does not, and is called without it.
-    methods: further names under which a proxy has it.
-    view: whether the output shares the first argument's memory, or a function of (args, kwargs) that says.
-        `invert(x, new, *args)` is x with what the view shows replaced by `new`; prims.view_scatter unless given.
-    handler: called with (symbol, args, kwargs, memory) in place of the symbol, where a function changes other arguments
-        than its first (batch_norm's statistics).
-    factory: whether it makes a tensor without being given one (torch.arange).
+    inplace_position: the position of the argument `inplace` of torch's function (1 for F.relu); the decorated function
+    does not have it.
+    methods: further names of the proxies' method.
+    view: whether the output shares the first argument's memory, or a function of (args, kwargs) that returns it.
+    `invert(x, new, *args)` returns x with the viewed elements replaced by `new`; prims.view_scatter by default.
+    handler: called with (symbol, args, kwargs, memory) in place of the symbol, for functions that change other
+    arguments than the first (batch_norm's statistics).
+    factory: whether it makes a tensor from no tensor (torch.arange).
 
-    An argument that is annotated as a TensorProxy must be one. Raises ValueError when a function has a meaning already.
+    An argument that is annotated as a TensorProxy must be one. Raises ValueError if a function has a meaning already.
     """
 
     def decorate(body: Callable[..., _R]) -> Symbol[_R]:
@@ -117,7 +117,7 @@ def torchsymbol(
         check(name not in _symbols, lambda: f"torchsymbol: {name} is defined twice")
         _check_parameters(name, functions[0], body)
         op = name.removesuffix(".default").rpartition(".")[2]
-        if body.__name__ == "body":  # which a function makes for each of a family
+        if body.__name__ == "body":  # made by a function for each member of a family
             body.__name__ = op
         body = with_tensor_checks(f"linalg.{op}" if ".linalg." in name else op, body, check_tensor)
         symbol = _symbols[name] = Symbol(body.__name__, name, body=body, tags=frozenset(tags))
@@ -139,7 +139,7 @@ def torchsymbol(
 
 
 def _check_parameters(name: str, function: Any, body: Callable) -> None:
-    """Raise TypeError where a body does not take all that the schema of its operator has."""
+    """Raise TypeError if a body lacks parameters of its operator's schema."""
     overload = getattr(function, *function.overloads()) if has_one_overload(function) else function
     if not isinstance(overload, OpOverload):
         return
@@ -157,7 +157,7 @@ def _check_parameters(name: str, function: Any, body: Callable) -> None:
 
 
 def check_tensor(op: str, **arguments: object) -> None:
-    """Raise TypeError, in torch's words, naming the first argument that is no tensor."""
+    """Raise TypeError, in torch's words, naming the first argument that is not a tensor."""
     for name, value in arguments.items():
         check(
             isinstance(value, TensorProxy),
@@ -167,7 +167,7 @@ def check_tensor(op: str, **arguments: object) -> None:
 
 
 def getter(name: str) -> Callable:
-    """Return the function that reads a property of torch.Tensor, as Dynamo hands it over."""
+    """Return the function that reads a property of torch.Tensor, as Dynamo passes it."""
     return getattr(torch.Tensor, name).__get__
 
 
@@ -180,7 +180,7 @@ def _add(table: dict, key: Any, entry: Entry) -> None:
 
 
 class _MethodDoors(dict):
-    """A proxy's methods while torch code is traced directly: each enters through `call`."""
+    """The methods of proxies while torch code is traced directly: each goes through `call`."""
 
     def __missing__(self, name: str) -> Callable:
         door = self[name] = lambda *args, **kwargs: _enter(name, args, kwargs)
@@ -207,7 +207,7 @@ _ASKED: dict[Callable, Callable[[TensorProxy], Any]] = {
 
 
 def _enter(function: Callable | str, args: tuple, kwargs: dict) -> Any:
-    """Return a call from code that is traced as it runs: tensors that it closes over are constants of the trace."""
+    """Record a call from directly traced code: tensors in its closure are constants of the trace."""
     if function in _ASKED:
         return _ASKED[function](*args, **kwargs)
     trace = current_trace()
@@ -219,7 +219,7 @@ def _enter(function: Callable | str, args: tuple, kwargs: dict) -> Any:
 
 
 class RecordFactories(TorchFunctionMode):
-    """Mode that records, while torch code is traced directly, what proxies do not see: functions without a tensor
+    """A mode that records, while torch code is traced directly, calls without proxies: functions without a tensor
     (torch.arange), and torch.as_tensor."""
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -234,13 +234,13 @@ class RecordFactories(TorchFunctionMode):
 def register_operator(symbol: Symbol, operator: OpOverload, handler: Handler) -> None:
     """Make a symbol the meaning of an operator that is not torch's own; calls of it go through `handler`.
 
-    It replaces an earlier meaning of the operator. all_symbols does not have it: it is no part of torchlang.
+    It replaces an earlier meaning of the operator. It is not part of torchlang, and not in all_symbols.
     """
     _entries[operator] = Entry(symbol, False, None, View.NEVER, None, handler)
 
 
 def stands_for(function: Callable, target: Callable) -> None:
-    """Make a function mean what another one means."""
+    """Make a function an alias of another function."""
     _add(_entries, function, _entries[target])
 
 
@@ -255,21 +255,21 @@ def torch_function_of(symbol: Symbol) -> Callable:
 
 
 def is_factory(function: Any) -> bool:
-    """Return whether a torch function makes a tensor without being given one."""
+    """Return whether a torch function makes a tensor from no tensor."""
     return function in _factories
 
 
 def find(function: Any) -> Symbol | None:
-    """Return the symbol that a torch function (or a method's name) means, in-place forms included, or None.
+    """Return the symbol of a torch function or a method's name, in-place forms included, or None.
 
-    A symbol that is known when the code is written is an attribute: torchlang.matmul is that of torch.matmul.
+    A statically known symbol is an attribute: torchlang.matmul is that of torch.matmul.
     """
     entry = _entry_of(function)
     return entry.symbol if entry else None
 
 
 def _entry_of(function: Any) -> Entry | None:
-    """Return the entry of a function or of a method's name; torch.ops.acme.f is its overload where it has one."""
+    """Return the entry of a function or of a method's name; torch.ops.acme.f means its overload if it has only one."""
     if isinstance(function, str):
         return _methods.get(function)
     if function in _entries:
@@ -281,7 +281,7 @@ def _entry_of(function: Any) -> Entry | None:
     return _entries.get(_builtin(function)) if isinstance(function, OpOverload) else None
 
 
-# the places of functions that torch generates from the schemas of aten's operators
+# the modules of functions that torch generates from the schemas of aten's operators
 _BUILTINS = (
     VariableFunctions,
     torch.Tensor,
@@ -293,7 +293,7 @@ _BUILTINS = (
 
 
 def _builtin(function: OpOverload) -> Callable | None:
-    """Return the function of torch that is made of the schema of an operator of aten, whose arguments it takes."""
+    """Return the function of torch that is generated from an aten operator's schema and takes its arguments."""
     if function.namespace != "aten" or torch.Tag.out_variant in getattr(function, "tags", ()):
         return None
     name = schema_of(function).name.removeprefix("aten::")
@@ -310,13 +310,13 @@ def has_one_overload(function: Any) -> bool:
 
 
 def overload_of(function: Any, args: tuple, kwargs: dict) -> Any:
-    """Return the overload that a call of torch.ops.acme.f means, as torch chooses it; any other function as it is."""
+    """Return the overload that torch chooses for a call of torch.ops.acme.f; any other function unchanged."""
     if not isinstance(function, OpOverloadPacket) or _entry_of(function) is not None:
         return function
     args, kwargs = tree_map(_example, (args, kwargs))
     try:
         return getattr(function, jit_resolve_packet(packet_name(function), *args, **kwargs))
-    except (RuntimeError, TypeError):  # torch says what does not fit when the call is made
+    except (RuntimeError, TypeError):  # torch raises the error when the call is made
         return function
 
 
@@ -330,15 +330,15 @@ def _example(leaf: Any) -> Any:
 
 
 def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory, aliased: bool | None = None) -> Any:
-    """Return a torch function (or a method, by name) applied to proxies: recorded, functionalized.
+    """Apply a torch function, or a method by name, to proxies: record it, functionalized, and return its result.
 
-    `aliased` says whether the output shares the first argument's memory where that is known (from Dynamo's fake
-    tensors); None asks the symbol. Raises NotImplementedError when torchlang does not have the function.
+    aliased: whether the output shares the first argument's memory, if known from Dynamo's fake tensors; None asks the
+    symbol. Raises NotImplementedError if torchlang does not have the function.
     """
     function = overload_of(function, args, kwargs)
     each_call = foreach.each_call(function, args, kwargs)
     if each_call is not None:
-        with autocast_mode.disable():  # which torch._foreach functions are not under
+        with autocast_mode.disable():  # which does not apply to torch._foreach functions
             results = [call(*each, memory=memory, aliased=False) for each in each_call]
         return results if foreach.returns_arguments(function) else tuple(results)
     entry = _entry_of(function)
@@ -369,18 +369,18 @@ def call(function: Callable | str, args: tuple, kwargs: dict, *, memory: Memory,
         return output
 
 
-# NumPy's names of arguments, which torch's functions take for its own
+# NumPy's argument names, which torch's functions accept for their own
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "a": "input", "x2": "other"}
 
 
 def _rename(symbol: Symbol, kwargs: dict) -> dict:
-    """Return the arguments by the names that the symbol has, where it does not have NumPy's."""
+    """Return the arguments by the symbol's names, with NumPy's names replaced."""
     parameters = inspect.signature(symbol.definition).parameters
     names = {name: torchs for name, torchs in _OF_NUMPY.items() if name not in parameters and torchs in parameters}
     return {names.get(name, name): value for name, value in kwargs.items()}
 
 
-# names that overloads of one function have for an argument
+# argument names that differ between overloads of one function
 _OF_OVERLOADS = {
     "indices": "indices_or_sections",
     "sections": "indices_or_sections",
@@ -391,7 +391,7 @@ _OF_OVERLOADS = {
 
 
 def _by_position(symbol: Symbol, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Return the arguments with those by position that an overload names otherwise than the symbol does."""
+    """Return the arguments with those passed by position that an overload names differently from the symbol."""
     parameters = list(inspect.signature(symbol.definition).parameters)
     names = {name: _OF_OVERLOADS.get(name) for name in kwargs if name not in parameters}
     positions = [parameters.index(own) for own in names.values() if own in parameters]
@@ -402,8 +402,7 @@ def _by_position(symbol: Symbol, args: tuple, kwargs: dict) -> tuple[tuple, dict
 
 
 def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memory) -> tuple[tuple, dict]:
-    """Return the arguments in the dtypes that autocast gives them. Raises NotImplementedError where no conversion does
-    it."""
+    """Return the arguments in autocast's dtypes. Raises NotImplementedError if no conversion reproduces autocast."""
 
     def convert(tensor: TensorProxy, dtype: torch.dtype) -> TensorProxy:
         with set_language(clang.language):
@@ -416,8 +415,7 @@ def _autocast(function: Callable | str, args: tuple, kwargs: dict, memory: Memor
 
 
 def _callable(function: Callable | str, args: tuple) -> Callable:
-    """Return the callable behind a function, or behind a method's name; of a number, a method is a reflected operator
-    (1.0 + x)."""
+    """Return the callable of a function or a method's name; a method of a number is a reflected operator (1.0 + x)."""
     if not isinstance(function, str):
         return function
     if not isinstance(args[0], TensorProxy):
@@ -427,14 +425,14 @@ def _callable(function: Callable | str, args: tuple) -> Callable:
 
 
 def function_name(function: Any) -> str:
-    """Return a torch function's name as a person knows it."""
+    """Return a torch function's name as users know it."""
     if isinstance(function, str):
         return f"torch.Tensor.{function}"
     return qualified_name(function) or getattr(function, "__name__", None) or repr(function)
 
 
 def _without_inplace(entry: Entry, position: int, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
-    """Return the arguments without the one called `inplace`, and whether it, or the function's name, asks for it."""
+    """Return the arguments without `inplace`, and whether it or the function's name requests an in-place call."""
     inplace = entry.inplace or bool(kwargs.get("inplace"))
     if len(args) > position:
         inplace = inplace or bool(args[position])
@@ -449,11 +447,11 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
     how = View.NEVER
     if aliased is not False and args and isinstance(args[0], TensorProxy):
         how = entry.view if isinstance(entry.view, View) else entry.view(args, kwargs)
-    is_new = how is View.ALWAYS or entry.symbol.name in ("reshape", "reshape_as")  # a tensor, where nothing changes
+    is_new = how is View.ALWAYS or entry.symbol.name in ("reshape", "reshape_as")  # a tensor that does not change
     is_apart = aliased is None and is_new and not torch.is_grad_enabled()
 
     def handle_of(leaf: Any) -> Any:
-        """Return an argument that is given back: in a tensor of its own where that one has no gradient."""
+        """Return an argument that a function returns, as a new tensor if it has no gradient."""
         handle = handles.get(getattr(leaf, "name", ""))
         if handle is None:
             return leaf
@@ -472,7 +470,7 @@ def _call(entry: Entry, args: tuple, kwargs: dict, memory: Memory, aliased: bool
 def _alias(
     entry: Entry, output: Any, args: tuple, kwargs: dict, memory: Memory, how: View, argument_names: Collection[str]
 ) -> None:
-    """Note whose memory the results show. argument_names: the names of values of arguments, which are given back."""
+    """Record which memory the results share. argument_names: the names of argument values, which may be returned."""
     base = args[0]
     single = isinstance(output, TensorProxy)
     for index, view in enumerate([output] if single else output):
@@ -490,7 +488,7 @@ def _alias(
 
 
 def alias_step() -> ViewStep:
-    """Return a tensor that shows another one whole."""
+    """Return the step of a view of a whole tensor."""
     return ViewStep(prims.alias, (), {}, None, lambda x, new: new)
 
 
@@ -505,7 +503,7 @@ def view_step(entry: Entry, args: tuple, kwargs: dict, index: int | None) -> Vie
 
 
 def scatter_step(symbol: Symbol, args: tuple, kwargs: dict, index: int | None) -> ViewStep:
-    """Return a view that is inverted by copying into a clone."""
+    """Return the step of a view that is inverted by copying into a clone."""
     hides_history = Tag.NOT_DIFFERENTIABLE in symbol.tags
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:
@@ -524,7 +522,7 @@ def _call_inplace(entry: Entry, args: tuple, kwargs: dict, memory: Memory) -> Te
     return target
 
 
-# functions that give contiguous results, whatever the layout of what they are given
+# functions that return contiguous results, whatever the layout of their arguments
 _IN_ROW_MAJOR = frozenset(
     "addmm baddbmm copy cumprod cumsum fill_diagonal index_add index_copy index_reduce masked_fill masked_scatter "
     "renorm scatter scatter_add scatter_reduce setitem tril triu".split()
@@ -532,8 +530,7 @@ _IN_ROW_MAJOR = frozenset(
 
 
 def _in_order_of(target: TensorProxy, new: TensorProxy) -> TensorProxy:
-    """Return `new` with its dims in memory in the order of the target's, whose layout a call in place does not
-    change."""
+    """Return `new` with the target's order of dims in memory, because an in-place call does not change the layout."""
     if target.strides is None or len(target.strides) != new.ndim:
         return new
     strides = [hint_of(step) for step in target.strides]
@@ -556,7 +553,7 @@ def _call_out(entry: Entry, target: Any, args: tuple, kwargs: dict, memory: Memo
 
 
 def write(target: TensorProxy, new: TensorProxy, memory: Memory, op: str) -> None:
-    """Write a result into a handle, with torch's conditions on its shape and dtype."""
+    """Write a result into a handle, under torch's conditions on its shape and dtype."""
     torch_check(
         same_shape(new.shape, target.shape),
         lambda: (

@@ -1,7 +1,7 @@
-"""Functions of torch that make tensors from nothing, or like another.
+"""The functions of torch that create tensors from scratch, or like another.
 
-`layout`, `pin_memory` and `memory_format` do not change a tensor's values; a `requires_grad=True` or a sparse layout
-is not supported.
+`layout`, `pin_memory` and `memory_format` do not change a tensor's values; `requires_grad=True` and sparse layouts are
+not supported.
 """
 
 import functools
@@ -32,9 +32,10 @@ _DEFAULTS = {"pin_memory": False, "requires_grad": False}  # None for others
 
 
 def with_options(*options: str, op: str | None = None) -> Callable[[Callable], Callable]:
-    """Have a function accept options of torch's that change no value, and refuse what would make another tensor.
+    """Return a decorator that accepts torch options which change no value, and refuses those that would change the
+    tensor.
 
-    op: the function's name in the error, its own unless given.
+    op: the function's name in the error, by default its own.
     """
     kind = inspect.Parameter.KEYWORD_ONLY
     added = [inspect.Parameter(name, kind, default=_DEFAULTS.get(name)) for name in options]
@@ -67,7 +68,7 @@ def _empty(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> Te
 
 
 def _of_size(name: str, fill: Fill, meaning: str) -> Symbol:
-    """torch.zeros and kin: the size as several arguments or one."""
+    """Return the symbol of torch.zeros or its kin: the size as several arguments or one."""
 
     @with_options(*FACTORY, "memory_format")
     def body(*size: Lengths, dtype: Dtype = None, device: Device = None, **kwargs: Lengths) -> TensorProxy:
@@ -97,7 +98,7 @@ empty = _of_size("empty", _empty, "A tensor of unspecified values.")
 def full(
     size: Sequence[Dim], fill_value: Number | TensorProxy, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """Return a tensor filled with a value. Dtypes: bool, int64 or the default float dtype, as the value is."""
+    """Return a tensor filled with a value. Dtypes: bool, int64 or the default float dtype, depending on the value."""
     return _fill(tuple(size), fill_value, dtype, canonical_device(device))
 
 
@@ -108,7 +109,7 @@ def _fill(shape: Sequence[Dim], value: Number | TensorProxy, dtype: Dtype, devic
 
 
 def _like(name: str, fill: Fill, meaning: str) -> Symbol:
-    """torch.zeros_like and kin."""
+    """Return the symbol of torch.zeros_like or its kin."""
 
     @with_options(*FACTORY, "memory_format")
     def body(input: TensorProxy, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
@@ -132,7 +133,7 @@ def full_like(input: TensorProxy, fill_value: Number, *, dtype: Dtype = None, de
 
 
 def _new(name: str, fill: Fill, meaning: str) -> Symbol:
-    """Tensor.new_zeros and kin."""
+    """Return the symbol of Tensor.new_zeros or its kin."""
 
     @with_options(*FACTORY)
     def body(
@@ -177,7 +178,7 @@ def _values(data: TensorProxy, dtype: Dtype, device: Device) -> TensorProxy:
 
 
 def _copied(data: TensorProxy, dtype: Dtype, device: Device) -> TensorProxy:
-    """Return the values of a tensor, without its history, in memory of their own."""
+    """Return the values of a tensor, without its history, in new memory."""
     values = _values(data, dtype, device)
     return prims.clone(values) if values.dtype == data.dtype else values
 
@@ -228,7 +229,7 @@ def new_tensor(
 
 @torchsymbol(torch.as_tensor, factory=True)
 def as_tensor(data: Any, dtype: Dtype = None, device: Device = None) -> TensorProxy:
-    """Return a tensor as it is where it has the dtype and device; else the tensor of numbers."""
+    """Return a tensor unchanged if it has the dtype and device; otherwise convert the tensor or the numbers."""
     if not isinstance(data, TensorProxy):
         return _numbers("as_tensor", data, dtype, device)
     if device is not None and canonical_device(device) != data.device:
@@ -251,7 +252,7 @@ def scalar_tensor(s: Number, *, dtype: Dtype = None, device: Device = None) -> T
 def arange(
     start: Real, end: Real | None = None, step: Real = 1, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """start (0 unless two bounds are given), start + step, … before end."""
+    """Return start (0 if only one bound is given), start + step, … before end."""
     first, last = (0, start) if end is None else (start, end)
     return clang.arange(first, last, step, dtype, canonical_device(device))
 
@@ -261,7 +262,8 @@ def arange(
 def linspace(
     start: Number | TensorProxy, end: Number | TensorProxy, steps: int, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """Return `steps` numbers from start to end, evenly spaced; these may be 0-d tensors, to which no gradient flows."""
+    """Return `steps` numbers from start to end, evenly spaced. The bounds may be 0-d tensors, to which no gradient
+    flows."""
     dtype = dtype or _spaced_dtype(start, end)
     device = canonical_device(device)
     start, end = _bounds("linspace", dtype, device, start, end)
@@ -269,7 +271,7 @@ def linspace(
 
 
 def _spaced_dtype(start: Number | TensorProxy, end: Number | TensorProxy) -> torch.dtype:
-    """Return the default float dtype, or its complex one where a bound is complex."""
+    """Return the default float dtype, or its complex one if a bound is complex."""
     numbers = any(isinstance(each, complex) for each in (start, end))
     tensors = any(isinstance(each, TensorProxy) and each.dtype.is_complex for each in (start, end))
     default = torch.get_default_dtype()
@@ -279,8 +281,8 @@ def _spaced_dtype(start: Number | TensorProxy, end: Number | TensorProxy) -> tor
 def _bounds(
     op: str, dtype: torch.dtype, device: torch.device, *bounds: Number | TensorProxy
 ) -> list[Number | TensorProxy]:
-    """Numbers as they are, 0-d tensors of any device on this one, in a dtype that is computed in; they have no
-    gradient, as in torch."""
+    """Return the bounds: numbers unchanged, 0-d tensors on this device in a compute dtype. They have no gradient, as in
+    torch."""
     wide = dtype if clang.category(dtype) > 1 else torch.float64
     for bound in bounds:
         torch_check(
@@ -344,7 +346,7 @@ def _triangle(name: str, upper: bool) -> Symbol:
 tril_indices, triu_indices = _triangle("tril_indices", False), _triangle("triu_indices", True)
 
 
-# unspecified values, with strides of their own: torch's where torch runs them, row-major in a decomposition
+# unspecified values with given strides: torch's kernel if torch runs them, row-major in a decomposition
 
 
 def _check_layout(size: Sequence[Dim], physical_layout: Sequence[int]) -> None:
@@ -371,7 +373,7 @@ def _check_layout(size: Sequence[Dim], physical_layout: Sequence[int]) -> None:
 def empty_permuted(
     size: Sequence[Dim], physical_layout: Sequence[int], *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """Return a tensor of unspecified values, whose dims lie in memory in the order `physical_layout`."""
+    """Return an uninitialized tensor whose dims lie in memory in the order `physical_layout`."""
     _check_layout(size, [int(dim) for dim in physical_layout])
     return prims.empty(tuple(size), dtype or torch.get_default_dtype(), canonical_device(device))
 
@@ -392,7 +394,7 @@ def _check_strides(op: str, size: Sequence[Dim], stride: Sequence[Dim]) -> None:
 def empty_strided(
     size: Sequence[Dim], stride: Sequence[Dim], *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """Return a tensor of unspecified values with these strides."""
+    """Return an uninitialized tensor with these strides."""
     _check_strides("empty_strided", size, stride)
     return prims.empty(tuple(size), dtype or torch.get_default_dtype(), canonical_device(device))
 
@@ -402,7 +404,7 @@ def empty_strided(
 def new_empty_strided(
     self: TensorProxy, size: Sequence[Dim], stride: Sequence[Dim], *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """Return a tensor of unspecified values with these strides. Dtypes: self's."""
+    """Return an uninitialized tensor with these strides. Dtypes: self's."""
     _check_strides("new_empty_strided", size, stride)
     device = self.device if device is None else canonical_device(device)
     return prims.empty(tuple(size), dtype or self.dtype, device)

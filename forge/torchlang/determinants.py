@@ -25,19 +25,19 @@ def det(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.linalg.slogdet)
 def linalg_slogdet(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """Return (the sign of each determinant, or its phase; the logarithm of its size)."""
+    """Return (the sign or phase of each determinant, the logarithm of its absolute value)."""
     return results.linalg_slogdet(prims.linalg_slogdet(A))
 
 
 @torchsymbol(torch.slogdet, Tensor.slogdet)
 def slogdet(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """Return (the sign of each determinant, or its phase; the logarithm of its size)."""
+    """Return (the sign or phase of each determinant, the logarithm of its absolute value)."""
     return results.slogdet(linalg_slogdet(input))
 
 
 @torchsymbol(torch.logdet, Tensor.logdet)
 def logdet(input: TensorProxy) -> TensorProxy:
-    """Return the logarithm of each determinant: nan where that is negative."""
+    """Return the logarithm of each determinant; nan if it is negative."""
     sign, logarithm = linalg_slogdet(input)
     if input.dtype.is_complex:
         return clang.log(sign) + logarithm

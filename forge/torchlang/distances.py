@@ -1,4 +1,4 @@
-"""Distances of torch between whole tensors and between rows, and slices scaled down to a norm."""
+"""The distances of torch between whole tensors and between rows, and the rescaling of slices to a norm."""
 
 import math
 
@@ -14,13 +14,13 @@ from forge.torchlang.vector_norms import vector_norm
 
 @torchsymbol(torch.dist, Tensor.dist)
 def dist(input: TensorProxy, other: TensorProxy, p: float = 2) -> TensorProxy:
-    """Return the p-norm of all differences."""
+    """Return the p-norm of input - other."""
     return vector_norm(clang.sub(input, other), p)
 
 
 @torchsymbol(torch.renorm, Tensor.renorm, inplace=Tensor.renorm_)
 def renorm(input: TensorProxy, p: float, dim: int, maxnorm: float) -> TensorProxy:
-    """Return every slice along `dim` whose p-norm is larger than maxnorm scaled down to that norm."""
+    """Return input with every slice along `dim` whose p-norm exceeds maxnorm scaled down to that norm."""
     torch_check(not isinstance(p, complex), lambda: f"renorm: p must be real-valued, but is {p}")
     torch_check(p > 0, lambda: f"renorm: non-positive-norm not supported: p is {p}")
     torch_check(
@@ -34,8 +34,8 @@ def renorm(input: TensorProxy, p: float, dim: int, maxnorm: float) -> TensorProx
 
 
 def _norm_of_slices(input: TensorProxy, p: float, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
-    """Return the norms and the dims that they are over. Dtypes: torch's accumulation dtypes, on a CPU float64 of
-    float32. Source: at::toAccumulateType."""
+    """Return the norms and the reduced dims. Dtypes: torch's accumulation dtypes; on a CPU, float64 for float32.
+    Source: at::toAccumulateType."""
     dim = check_dim("renorm", dim, input.ndim)
     dims = tuple(i for i in range(input.ndim) if i != dim)
     wide = clang.wider(input.dtype)
@@ -46,7 +46,7 @@ def _norm_of_slices(input: TensorProxy, p: float, dim: int) -> tuple[TensorProxy
 
 @register_grad(renorm)
 def _renorm_grad(input: TensorProxy, p: float, dim: int, maxnorm: float) -> TensorProxy:
-    """Compute in torch's order: what is left of a slice's own direction is the rounding of its terms."""
+    """Compute in torch's order: the part along a slice's own direction is the rounding error of its terms."""
     out = renorm(input, p, dim, maxnorm)
     g, (norm, dims) = get_grad(out), _norm_of_slices(input, p, dim)
     along = clang.sum(clang.convert(clang.real(clang.conj(input) * g), norm.dtype), dims, True)
@@ -60,7 +60,7 @@ def _renorm_grad(input: TensorProxy, p: float, dim: int, maxnorm: float) -> Tens
 
 
 def _pairs(input: TensorProxy) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """Return the differences of every two rows, and the places of the first and the second."""
+    """Return the differences of every two rows, and the indices of the first and the second."""
     rows = int(input.shape[0])
     places = prims.triangle_indices(True, rows, rows, 1, torch.int64, input.device)
     first, second = clang.select(places, 0, 0), clang.select(places, 0, 1)
@@ -69,8 +69,8 @@ def _pairs(input: TensorProxy) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
 
 @torchsymbol(torch.pdist)
 def pdist(input: TensorProxy, p: float = 2) -> TensorProxy:
-    """Return the p-norm distances of every two rows: of the first to the second, to the third, …, of the second to the
-    third.
+    """Return the p-norm distances of all pairs of rows: of the first to the second, to the third, …, of the second to
+    the third.
 
     Shapes: input is (n, features); out is (n * (n - 1) / 2,). Dtypes: floating point.
     """
@@ -97,8 +97,8 @@ def _pdist_grad(input: TensorProxy, p: float = 2) -> TensorProxy:
 
 
 def _slope(difference: TensorProxy, distance: TensorProxy, p: float) -> TensorProxy:
-    """Return the derivative of a p-norm by what it is of; torch's where there is none: 0 at 0, and that of the larger
-    side for every largest element."""
+    """Return the derivative of a p-norm with respect to its elements. Where it does not exist, use torch's: 0 at 0, and
+    1 for every largest element."""
     sign = clang.sgn(difference)
     if p == 0:
         return difference * 0

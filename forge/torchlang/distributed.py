@@ -1,6 +1,6 @@
-"""Functional collectives: what torch.distributed._functional_collectives calls, and what Dynamo makes of
-torch.distributed.all_reduce and its like. A reduction that has no gradient (max, say), several tensors at once and a
-broadcast are opaque calls, which have an effect, too (forge/capture/effects.py)."""
+"""The functional collectives: the functions of torch.distributed._functional_collectives, which Dynamo also makes of
+torch.distributed.all_reduce and its like. A reduction without a gradient (max, for example), collectives of several
+tensors and broadcasts are opaque calls with an effect (forge/capture/effects.py)."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ if torch.distributed.is_available():
 
     @torchsymbol(_functional.all_reduce, id="torch.ops._c10d_functional.all_reduce")
     def all_reduce(input: TensorProxy, reduce_op: str, group_name: str) -> TensorProxy:
-        """Return the processes' tensors reduced, in every process."""
+        """Return the reduction of the processes' tensors, in every process."""
         return prims.all_reduce(input, reduce_op, group_name)
 
     @torchsymbol(
@@ -25,7 +25,7 @@ if torch.distributed.is_available():
         id="torch.ops._c10d_functional.all_gather_into_tensor",
     )
     def all_gather_into_tensor(input: TensorProxy, group_size: int, group_name: str) -> TensorProxy:
-        """Return the processes' tensors one after the other along dim 0."""
+        """Return the concatenation of the processes' tensors along dim 0."""
         return prims.all_gather_into_tensor(input, group_size, group_name)
 
     @torchsymbol(
@@ -34,7 +34,7 @@ if torch.distributed.is_available():
         id="torch.ops._c10d_functional.reduce_scatter_tensor",
     )
     def reduce_scatter_tensor(input: TensorProxy, reduce_op: str, group_size: int, group_name: str) -> TensorProxy:
-        """Return the processes' tensors reduced, of which each process gets its part along dim 0."""
+        """Reduce the processes' tensors, and return this process's part along dim 0."""
         return prims.reduce_scatter_tensor(input, reduce_op, group_size, group_name)
 
     @torchsymbol(
@@ -43,10 +43,10 @@ if torch.distributed.is_available():
     def all_to_all_single(
         input: TensorProxy, output_split_sizes: Sequence[Dim], input_split_sizes: Sequence[Dim], group_name: str
     ) -> TensorProxy:
-        """Send a part of input along dim 0 from each process to each process."""
+        """Send a part of input along dim 0 from each process to each process, and return the received parts."""
         return prims.all_to_all_single(input, tuple(output_split_sizes), tuple(input_split_sizes), group_name)
 
     @torchsymbol(_functional.wait_tensor, id="torch.ops._c10d_functional.wait_tensor")
     def wait_tensor(tensor: TensorProxy) -> TensorProxy:
-        """Return the result of a collective, once it is there."""
+        """Wait for the result of a collective and return it."""
         return prims.wait_tensor(tensor)

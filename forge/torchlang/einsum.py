@@ -1,4 +1,4 @@
-"""torch.einsum."""
+"""The function torch.einsum."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def einsum(equation: str | TensorProxy, *operands: Any) -> TensorProxy:
 
 
 def _read_equation(equation: str, count: int) -> tuple[list[list], list | None]:
-    """Return each operand's labels and the output's, with "..." among them; None where the output is implied."""
+    """Return each operand's labels and the output's, "..." included; None for an implied output."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = [_read_term(term, equation) for term in left.split(",")]
     torch_check(
@@ -61,7 +61,7 @@ def _read_term(term: str, equation: str) -> list:
 
 
 def _read_sublists(arguments: tuple) -> tuple[list, list[list], list | None]:
-    """Return the operands, their labels and the output's of einsum(x, [0, 1], y, [1, 2], [0, 2])."""
+    """Return the operands, their labels and the output's from einsum(x, [0, 1], y, [1, 2], [0, 2])."""
     operands = list(arguments[0 : len(arguments) - 1 : 2])
     terms = [_read_sublist(dims) for dims in arguments[1 : 2 * len(operands) : 2]]
     return operands, terms, _read_sublist(arguments[-1]) if len(arguments) % 2 else None
@@ -78,7 +78,7 @@ def _read_sublist(dims: Sequence) -> list:
 
 
 def _place_ellipsis(operands: Sequence[TensorProxy], terms: list[list], output: list | None) -> tuple[list, tuple]:
-    """Return labels for every dim: those of an ellipsis are counted from the last, so that they broadcast."""
+    """Return labels for every dim; those of an ellipsis are counted from the last dim, so that they broadcast."""
     widest, placed = 0, []
     for operand, labels in zip(operands, terms, strict=True):
         explicit = len(labels) - labels.count("...")

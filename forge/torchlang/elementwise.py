@@ -1,4 +1,4 @@
-"""Elementwise functions of torch: arithmetic, comparisons, logic, bits. See also limits.py, special.py and
+"""The elementwise functions of torch: arithmetic, comparisons, logic, bits. See also limits.py, special.py and
 conversion.py."""
 
 import builtins
@@ -22,7 +22,7 @@ from forge.torchlang.core import torchsymbol
 
 
 def _unary(target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, ...] = ()) -> Symbol:
-    """Return every spelling of a unary function, as clang has it."""
+    """Return the symbol of every spelling of a unary function of clang."""
     op = name or target.name
 
     def body(input: TensorProxy) -> TensorProxy:
@@ -60,7 +60,7 @@ tanh = _unary(clang.tanh, more=(F.tanh,))
 
 @torchaliases("neg", "negative", "__neg__", more=(operator.neg,))
 def neg(input: TensorProxy) -> TensorProxy:
-    """-input. Dtypes: any but bool."""
+    """Return -input. Dtypes: any but bool."""
     torch_check(
         input.dtype != torch.bool,
         lambda: f"neg: Negation, the `-` operator, on a bool tensor is not supported: {input}; use ~ or logical_not",
@@ -79,7 +79,7 @@ def positive(input: TensorProxy) -> TensorProxy:
 
 @torchaliases("frac")
 def frac(input: TensorProxy) -> TensorProxy:
-    """input - trunc(input). Dtypes: floating point."""
+    """Return input - trunc(input). Dtypes: floating point."""
     prims.check_dtype("frac", input, prims.FLOAT)
     return input - clang.trunc(input)
 
@@ -130,7 +130,7 @@ isneginf = _is_infinite("isneginf", -math.inf)
 
 @torchaliases("isreal")
 def isreal(input: TensorProxy) -> TensorProxy:
-    """Return whether the imaginary part is 0: True of every real number."""
+    """Return whether the imaginary part is 0; True for real numbers."""
     if input.dtype.is_complex:
         return clang.eq(prims.imag(input), 0)
     return prims.full(input.shape, True, torch.bool, input.device)
@@ -140,8 +140,8 @@ def isreal(input: TensorProxy) -> TensorProxy:
 def nan_to_num(
     input: TensorProxy, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> TensorProxy:
-    """Finite numbers in the place of nan and infinities, in both parts of a complex number: 0 and the dtype's extremes
-    unless given."""
+    """Replace nan and infinities by finite numbers, in both parts of a complex number: by default, 0 and the dtype's
+    extremes."""
     if input.dtype.is_complex:
         parts = [nan_to_num(part, nan, posinf, neginf) for part in (prims.real(input), prims.imag(input))]
         return parts[0] + parts[1] * 1j
@@ -156,11 +156,11 @@ def nan_to_num(
 prims.register_vjp(nan_to_num, input=lambda g, input: clang.where(clang.isfinite(input), g, 0))
 
 
-# arithmetic: of two numbers (sizes), torch's functions give 0-d tensors
+# arithmetic: with two numbers (sizes), torch's functions return 0-d tensors
 
 
 def _tensor_first(input: TensorOrNumber, other: TensorOrNumber) -> TensorOrNumber:
-    """Return the first operand; as a 0-d tensor where both are numbers."""
+    """Return the first operand; as a 0-d tensor if both are numbers."""
     if isinstance(input, TensorProxy) or isinstance(other, TensorProxy):
         return input
     return prims.full((), input, clang.dtype_of(input), torch.device("cpu"))
@@ -178,7 +178,7 @@ def _scale(op: str, input: TensorOrNumber, other: TensorOrNumber, alpha: Number)
 
 @torchaliases("add", "__add__", "__radd__", more=(operator.add,), inplace=(operator.iadd, Tensor.__iadd__))
 def add(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
-    """input + alpha * other."""
+    """Return input + alpha * other."""
     check_operands("add", input=input, other=other)
     input = _tensor_first(input, other)
     return clang.add(input, _scale("add", input, other, alpha))
@@ -197,7 +197,7 @@ def _check_subtractable(op: str, *operands: TensorOrNumber) -> None:
 
 @torchaliases("sub", "subtract", "__sub__", more=(operator.sub,), inplace=(operator.isub, Tensor.__isub__))
 def sub(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
-    """input - alpha * other. Dtypes: any but bool."""
+    """Return input - alpha * other. Dtypes: any but bool."""
     check_operands("sub", input=input, other=other)
     input = _tensor_first(input, other)
     _check_subtractable("sub", input, other)
@@ -206,7 +206,7 @@ def sub(input: TensorOrNumber, other: TensorOrNumber, *, alpha: Number = 1) -> T
 
 @torchaliases("rsub", "__rsub__")
 def rsub(input: TensorProxy, other: TensorOrNumber, *, alpha: Number = 1) -> TensorProxy:
-    """other - alpha * input. Dtypes: any but bool."""
+    """Return other - alpha * input. Dtypes: any but bool."""
     check_operands("rsub", input=input, other=other)
     _check_subtractable("rsub", input, other)
     return clang.sub(other, _scale("rsub", other, input, alpha))
@@ -214,14 +214,14 @@ def rsub(input: TensorProxy, other: TensorOrNumber, *, alpha: Number = 1) -> Ten
 
 @torchaliases("mul", "multiply", "__mul__", "__rmul__", more=(operator.mul,), inplace=(operator.imul, Tensor.__imul__))
 def mul(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
-    """input * other."""
+    """Return input * other."""
     check_operands("mul", input=input, other=other)
     return clang.mul(_tensor_first(input, other), other)
 
 
 @torchaliases("div", "divide", "true_divide", "__truediv__", inplace=(operator.itruediv, Tensor.__itruediv__))
 def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | None = None) -> TensorProxy:
-    """input / other, rounded to an integer ("trunc", "floor") or not (None)."""
+    """Return input / other, rounded to an integer ("trunc", "floor") or not (None)."""
     check_operands("div", input=input, other=other)
     input = _tensor_first(input, other)
     if rounding_mode is None:
@@ -239,7 +239,7 @@ def div(input: TensorOrNumber, other: TensorOrNumber, *, rounding_mode: str | No
 
 
 def _trunc_quotient(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
-    """trunc(input / other), of which the gradients are 0 also where other is."""
+    """Return trunc(input / other), with gradients of 0 even where other is 0."""
     return clang.trunc(clang.div(input, other))
 
 
@@ -254,9 +254,9 @@ def _divide(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> Tensor
 
 @torchsymbol(operator.truediv, handler=_divide, id="operator.truediv")
 def divided_by_tensor(input: Number, other: TensorProxy) -> TensorProxy:
-    """input / other of a number and a tensor: torch's operator multiplies the reciprocal, of which it saves the result.
+    """Return input / other for a number and a tensor: torch's operator multiplies the reciprocal, and saves its result.
 
-    A tensor in front is torch.div's.
+    A tensor as first operand is torch.div's.
     """
     return clang.mul(clang.reciprocal(other), input)
 
@@ -265,7 +265,7 @@ def divided_by_tensor(input: Number, other: TensorProxy) -> TensorProxy:
     "floor_divide", "__floordiv__", more=(operator.floordiv,), inplace=(operator.ifloordiv, Tensor.__ifloordiv__)
 )
 def floor_divide(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
-    """floor(input / other), of which torch has no derivative, as it has of torch.div's."""
+    """Return floor(input / other); unlike torch.div, torch has no derivative for it."""
     check_operands("floor_divide", input=input, other=other)
     return clang.floor_divide(_tensor_first(input, other), other)
 
@@ -275,14 +275,14 @@ prims.binary_rule(floor_divide, lambda input, other, out, g: (None, None))
 
 @torchaliases("pow", "__pow__", more=(operator.pow,), inplace=(operator.ipow, Tensor.__ipow__))
 def pow(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
-    """input to the power exponent."""
+    """Return input to the power exponent."""
     check_operands("pow", input=input, exponent=exponent)
     return clang.pow(input, exponent)
 
 
 @torchaliases("float_power")
 def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
-    """input to the power exponent, in float64 or complex128."""
+    """Return input to the power exponent, in float64 or complex128."""
     check_operands("float_power", input=input, exponent=exponent)
     is_complex = clang.compute_dtype(input, exponent).is_complex
     dtype = torch.complex128 if is_complex else torch.float64
@@ -295,7 +295,7 @@ def float_power(input: TensorOrNumber, exponent: TensorOrNumber) -> TensorProxy:
 
 @torchaliases("ldexp")
 def ldexp(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """input * 2^other."""
+    """Return input * 2^other."""
     return clang.mul(input, clang.pow(2.0, other))
 
 
@@ -308,7 +308,7 @@ prims.register_vjp(
 
 @torchaliases("heaviside")
 def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
-    """0 where input is negative, 1 where it is positive, `values` where it is 0. Dtypes: one for both."""
+    """Return 0 where input is negative, 1 where it is positive, `values` where it is 0. Dtypes: the same for both."""
     torch_check(
         input.dtype == values.dtype,
         lambda: f"heaviside: not implemented for tensors with different dtypes: input is {input}, values is {values}",
@@ -319,7 +319,7 @@ def heaviside(input: TensorProxy, values: TensorProxy) -> TensorProxy:
 def _binary(
     target: Symbol, *aliases: str, name: str = "", more: tuple[Callable, ...] = (), inplace: tuple[Callable, ...] = ()
 ) -> Symbol:
-    """Return every spelling of a binary function, its operators and their in-place forms, as clang has it."""
+    """Return the symbol of every spelling of a binary function of clang, its operators and their in-place forms."""
     op = name or target.name
 
     def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
@@ -393,7 +393,7 @@ logical_xor = _logical("logical_xor", clang.bitwise_xor)
 def isclose(
     input: TensorProxy, other: TensorProxy, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> TensorProxy:
-    """Return whether |input - other| <= atol + rtol * |other|. Dtypes: one for both; out is bool."""
+    """Return whether |input - other| <= atol + rtol * |other|. Dtypes: the same for both; out is bool."""
     torch_check(
         input.dtype == other.dtype,
         lambda: f"isclose: {input} and {other} must have one dtype: {input.dtype} did not match {other.dtype}",
@@ -417,7 +417,7 @@ def isclose(
 def where(
     condition: TensorProxy, input: TensorOrNumber | None = None, other: TensorOrNumber | None = None
 ) -> TensorProxy:
-    """input where condition, else other. Dtypes: condition is bool."""
+    """Return input where condition, else other. Dtypes: condition is bool."""
     check(
         input is not None and other is not None,
         lambda: (
@@ -430,11 +430,11 @@ def where(
 
 @torchsymbol(Tensor.where)
 def tensor_where(self: TensorProxy, condition: TensorProxy, other: TensorOrNumber) -> TensorProxy:
-    """self where condition, else other."""
+    """Return self where condition, else other."""
     return clang.where(condition, self, other)
 
 
-# divisors, multiples, and what a floating point number consists of
+# divisors, multiples, and the parts of floating point numbers
 
 
 def _of_integers(name: str) -> Symbol:
@@ -453,5 +453,5 @@ lcm = _of_integers("lcm")
 
 @torchaliases("frexp")
 def frexp(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """(mantissa, exponent): input is mantissa * 2^exponent. Dtypes: floating point; the exponent is int32."""
+    """Return (mantissa, exponent) with input = mantissa * 2^exponent. Dtypes: floating point; the exponent is int32."""
     return results.frexp(prims.frexp(input))

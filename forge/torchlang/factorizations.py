@@ -1,4 +1,4 @@
-"""Factorizations of matrices into triangular and unitary ones, and what is solved with them."""
+"""The factorizations of matrices into triangular and unitary ones, and their solvers."""
 
 from collections.abc import Callable
 from types import FunctionType
@@ -22,7 +22,7 @@ Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 def solve_triangular(
     input: TensorProxy, B: TensorProxy, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> TensorProxy:
-    """X with input @ X = B, or X @ input = B, of triangular matrices. Dtypes: out has input's, as in torch."""
+    """Return X with input @ X = B, or X @ input = B, for triangular input. Dtypes: out has input's, as in torch."""
     B = clang.convert(B, input.dtype)
     return prims.linalg_solve_triangular(input, B, upper=upper, left=left, unitriangular=unitriangular)
 
@@ -31,7 +31,7 @@ def solve_triangular(
 def triangular_solve(
     input: TensorProxy, A: TensorProxy, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Pair:
-    """(X with A @ X = input, or with A's transpose, of triangular matrices; a copy of A)."""
+    """Return (X with A @ X = input, or with A's transpose, for triangular A; a copy of A)."""
     for name, value in (("b", input), ("A", A)):
         torch_check(
             value.ndim >= 2,
@@ -45,41 +45,43 @@ def triangular_solve(
     return results.triangular_solve((solution, copy))
 
 
-# Cholesky's
+# Cholesky factorization
 
 
 def _older(function: Callable, method: Callable) -> Callable:
-    """Make a symbol of a function that torch 2.15 has as an error alone, written in Python."""
+    """Return a decorator that makes a symbol of a function that torch 2.15 keeps only as an error, written in
+    Python."""
     return (lambda body: body) if isinstance(function, FunctionType) else torchsymbol(function, method)
 
 
 @torchsymbol(torch.linalg.cholesky_ex)
 def cholesky_ex(input: TensorProxy, *, upper: bool = False, check_errors: bool = False) -> Pair:
-    """(L with input = L @ L^H, or its adjoint; which matrices are not positive definite)."""
+    """Return (L with input = L @ L^H, or its adjoint; the error codes, not 0 for matrices that are not positive
+    definite)."""
     return results.linalg_cholesky_ex(prims.linalg_cholesky_ex(input, upper=upper, check_errors=check_errors))
 
 
 @torchsymbol(torch.linalg.cholesky)
 def linalg_cholesky(input: TensorProxy, *, upper: bool = False) -> TensorProxy:
-    """L with input = L @ L^H, or its adjoint."""
+    """Return L with input = L @ L^H, or its adjoint."""
     return prims.linalg_cholesky_ex(input, upper=upper, check_errors=True)[0]
 
 
 @_older(torch.cholesky, Tensor.cholesky)
 def cholesky(input: TensorProxy, upper: bool = False) -> TensorProxy:
-    """L with input = L @ L^H, or its adjoint."""
+    """Return L with input = L @ L^H, or its adjoint."""
     return prims.linalg_cholesky_ex(input, upper=upper, check_errors=True)[0]
 
 
 @torchsymbol(torch.cholesky_inverse, Tensor.cholesky_inverse)
 def cholesky_inverse(input: TensorProxy, upper: bool = False) -> TensorProxy:
-    """Return the inverse of the matrix of which input is the Cholesky factor."""
+    """Return the inverse of the matrix with the Cholesky factor input."""
     return prims.cholesky_inverse(input, upper)
 
 
 @torchsymbol(torch.cholesky_solve, Tensor.cholesky_solve)
 def cholesky_solve(input: TensorProxy, input2: TensorProxy, upper: bool = False) -> TensorProxy:
-    """X with A @ X = input, where input2 is the Cholesky factor of A."""
+    """Return X with A @ X = input, where input2 is the Cholesky factor of A."""
     return prims.cholesky_solve(input, input2, upper)
 
 
@@ -88,20 +90,20 @@ def cholesky_solve(input: TensorProxy, input2: TensorProxy, upper: bool = False)
 
 @torchsymbol(torch.linalg.lu_factor_ex)
 def lu_factor_ex(A: TensorProxy, *, pivot: bool = True, check_errors: bool = False) -> Triple:
-    """(L and U in one matrix, pivots as LAPACK has them, which matrices are singular)."""
+    """Return (L and U in one matrix, pivots as in LAPACK, the error codes, not 0 for singular matrices)."""
     factors = prims.linalg_lu_factor_ex(A, pivot=pivot, check_errors=check_errors)
     return results.linalg_lu_factor_ex(factors)
 
 
 @torchsymbol(torch.linalg.lu_factor)
 def lu_factor(A: TensorProxy, *, pivot: bool = True) -> Pair:
-    """(L and U in one matrix, pivots as LAPACK has them)."""
+    """Return (L and U in one matrix, pivots as in LAPACK)."""
     return results.linalg_lu_factor(prims.linalg_lu_factor_ex(A, pivot=pivot, check_errors=True)[:2])
 
 
 @torchsymbol(torch.functional.lu)
 def lu(A: TensorProxy, pivot: bool = True, get_infos: bool = False, out: None = None) -> Pair | Triple:
-    """lu_factor by its old name, of singular matrices too; get_infos: and which are."""
+    """Return lu_factor under its old name, which accepts singular matrices; with get_infos, also the error codes."""
     factors = prims.linalg_lu_factor_ex(A, pivot=pivot)
     return results._lu_with_info(factors) if get_infos else tuple(factors[:2])
 
@@ -110,13 +112,13 @@ def lu(A: TensorProxy, pivot: bool = True, get_infos: bool = False, out: None = 
 def lu_unpack(
     LU_data: TensorProxy, LU_pivots: TensorProxy, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> Triple:
-    """(P, L, U) of what lu_factor gives; empty tensors for those that are not wanted."""
+    """Return (P, L, U) from lu_factor's result; empty tensors for those that are not requested."""
     return results.lu_unpack(prims.lu_unpack(LU_data, LU_pivots, unpack_data, unpack_pivots))
 
 
 @torchsymbol(torch.linalg.lu)
 def linalg_lu(A: TensorProxy, *, pivot: bool = True) -> Triple:
-    """(P, L, U) with A = P @ L @ U; without pivots P is empty."""
+    """Return (P, L, U) with A = P @ L @ U; P is empty without pivots."""
     LU, pivots, _ = prims.linalg_lu_factor_ex(A, pivot=pivot)
     return results.linalg_lu(prims.lu_unpack(LU, pivots, True, pivot))
 
@@ -125,13 +127,13 @@ def linalg_lu(A: TensorProxy, *, pivot: bool = True) -> Triple:
 def linalg_lu_solve(
     LU: TensorProxy, pivots: TensorProxy, B: TensorProxy, *, left: bool = True, adjoint: bool = False
 ) -> TensorProxy:
-    """X with A @ X = B, or X @ A = B, of the LU factorization of A; of A's adjoint."""
+    """Return X with A @ X = B, or X @ A = B, given the LU factorization of A; `adjoint` takes A's adjoint."""
     return prims.linalg_lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
 
 
 @torchsymbol(torch.lu_solve, Tensor.lu_solve)
 def lu_solve(input: TensorProxy, LU_data: TensorProxy, LU_pivots: TensorProxy) -> TensorProxy:
-    """X with A @ X = input, of the LU factorization of A."""
+    """Return X with A @ X = input, given the LU factorization of A."""
     return prims.linalg_lu_solve(LU_data, LU_pivots, input)
 
 
@@ -140,14 +142,14 @@ def lu_solve(input: TensorProxy, LU_data: TensorProxy, LU_pivots: TensorProxy) -
 
 @torchsymbol(torch.linalg.ldl_factor)
 def ldl_factor(input: TensorProxy, *, hermitian: bool = False) -> Pair:
-    """(L and D in one matrix, pivots as LAPACK has them), with input = L @ D @ L^H."""
+    """Return (L and D in one matrix, pivots as in LAPACK) with input = L @ D @ L^H."""
     factors = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=True)
     return results.linalg_ldl_factor(factors[:2])
 
 
 @torchsymbol(torch.linalg.ldl_solve)
 def ldl_solve(LD: TensorProxy, pivots: TensorProxy, B: TensorProxy, *, hermitian: bool = False) -> TensorProxy:
-    """X with A @ X = B, of the LDL factorization of A."""
+    """Return X with A @ X = B, given the LDL factorization of A."""
     return prims.linalg_ldl_solve(LD, pivots, B, hermitian=hermitian)
 
 
@@ -156,26 +158,25 @@ def ldl_solve(LD: TensorProxy, pivots: TensorProxy, B: TensorProxy, *, hermitian
 
 @torchsymbol(torch.linalg.qr)
 def linalg_qr(A: TensorProxy, mode: str = "reduced") -> Pair:
-    """(Q, R) with A = Q @ R: Q's columns are orthonormal, R is upper triangular."""
+    """Return (Q, R) with A = Q @ R: Q's columns are orthonormal, R is upper triangular."""
     return results.linalg_qr(prims.linalg_qr(A, mode))
 
 
 @_older(torch.qr, Tensor.qr)
 def qr(input: TensorProxy, some: bool = True) -> Pair:
-    """linalg.qr by its old name."""
+    """Return linalg.qr under its old name."""
     return results.qr(prims.linalg_qr(input, "reduced" if some else "complete"))
 
 
 @torchsymbol(torch.geqrf, Tensor.geqrf)
 def geqrf(input: TensorProxy) -> Pair:
-    """Return the QR factorization as LAPACK has it: (R with Householder's vectors below its diagonal, their
-    factors)."""
+    """Return the QR factorization in LAPACK's form: (R with Householder vectors below its diagonal, their factors)."""
     return results.geqrf(prims.geqrf(input))
 
 
 def _reflections(op: str, input: TensorProxy, tau: TensorProxy) -> Pair:
-    """(V, T) with H_1 @ H_2 @ … = I - V @ T @ V^H, where H_i = I - tau_i v_i v_i^H and V holds the v_i, whose elements
-    on the diagonal are 1 and above it 0.
+    """Return (V, T) with H_1 @ H_2 @ … = I - V @ T @ V^H, where H_i = I - tau_i v_i v_i^H and V holds the v_i, with
+    ones on the diagonal and zeros above it.
 
     Source: R. Schreiber and C. Van Loan, A storage-efficient WY representation for products of Householder
     transformations, SIAM J. Sci. Stat. Comput. 10 (1989); T = (I + D S)^-1 D with D = diag(tau), and S the products of
@@ -220,13 +221,13 @@ def _product(op: str, input: TensorProxy, tau: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.linalg.householder_product)
 def householder_product(input: TensorProxy, tau: TensorProxy) -> TensorProxy:
-    """Return the first columns of the product of Householder's reflections, as geqrf gives them."""
+    """Return the first columns of the product of the Householder reflections in geqrf's form."""
     return _product("linalg.householder_product", input, tau)
 
 
 @torchsymbol(torch.orgqr, Tensor.orgqr)
 def orgqr(input: TensorProxy, input2: TensorProxy) -> TensorProxy:
-    """linalg.householder_product by its old name."""
+    """Return linalg.householder_product under its old name."""
     return _product("orgqr", input, input2)
 
 
@@ -234,7 +235,7 @@ def orgqr(input: TensorProxy, input2: TensorProxy) -> TensorProxy:
 def ormqr(
     input: TensorProxy, input2: TensorProxy, input3: TensorProxy, left: bool = True, transpose: bool = False
 ) -> TensorProxy:
-    """Q @ input3, or input3 @ Q, where Q is the product of Householder's reflections as geqrf gives them; its adjoint.
+    """Return Q @ input3, or input3 @ Q, for the product Q of Householder reflections in geqrf's form, or its adjoint.
 
     Shapes: input (..., m, k), input2 (..., k), and m rows of input3, or columns.
     """
@@ -261,7 +262,7 @@ def ormqr(
 def _ormqr_grad(
     input: TensorProxy, input2: TensorProxy, input3: TensorProxy, left: bool = True, transpose: bool = False
 ) -> TensorProxy:
-    """Give the reflections no gradient where a tensor is empty, as torch does."""
+    """Return no gradient of the reflections if a tensor is empty, as torch does."""
     if not any(prims.statically_true(x.numel() == 0) for x in (input, input2, input3)):
         return NotImplemented
     out = ormqr(input, input2, input3, left, transpose)

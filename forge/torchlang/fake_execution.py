@@ -1,4 +1,4 @@
-"""A torch function run on fake tensors: which operators it runs, and what they do to its arguments."""
+"""The execution of torch functions on fake tensors, which shows the operators they run and the effects on arguments."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,10 +21,9 @@ def run_on_fake_tensors(
     dtype: Callable[[TensorProxy], torch.dtype] = lambda proxy: proxy.dtype,
     grad: bool = False,
 ) -> list[Any] | None:
-    """Run a function under `recorder` on tensors that have the proxies' metadata, in `dtype`, with grad enabled or
-    not; None where it raises.
+    """Run a function under `recorder` on fake tensors with the proxies' metadata, in `dtype`, with grad enabled or not.
 
-    The leaves of its arguments.
+    Return the leaves of its arguments; None if it raises.
     """
     mode = torch.set_grad_enabled(grad)
     with disable_current_modes(), DisableTorchFunction(), mode, FakeTensorMode():
@@ -47,15 +46,15 @@ def _empty(leaf: Any, dtype: Callable[[TensorProxy], torch.dtype]) -> Any:
     if leaf.strides is None:
         return torch.empty(shape, dtype=dtype(leaf), device=leaf.device)
     tensor = torch.empty_strided(shape, list(map(hint_of, leaf.strides)), dtype=leaf.dtype, device=leaf.device)
-    return tensor.to(dtype(leaf))  # a conversion lays a slice's values beside each other, on which operators depend
+    return tensor.to(dtype(leaf))  # a conversion makes a slice contiguous, which operators may depend on
 
 
 class EffectRecorder(TorchDispatchMode):
     """A mode that records the side effects of the operators that run under it.
 
-    `writes` holds the memory that they change, `tracked` that of it which they change where autograd sees it (with
-    grad enabled, not through detach); `reshaped` the tensors whose own shape or memory they change. `random` says
-    whether they draw random numbers, `acts` whether one of them returns nothing and changes no tensor (an assertion).
+    writes: the memory that they change. tracked: the part of it that they change under autograd (with grad enabled, not
+    through detach). reshaped: the tensors whose own shape or memory they change. random: whether they draw random
+    numbers. acts: whether one of them returns nothing and changes no tensor (an assertion).
     """
 
     def __init__(self) -> None:
@@ -87,7 +86,7 @@ class EffectRecorder(TorchDispatchMode):
 
 
 def changed_tensors(operator: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
-    """Return the tensors among its arguments that an operator changes, by its schema."""
+    """Return the tensor arguments that an operator changes, by its schema."""
     arguments = schema_of(operator).arguments
     values = [*args, *[kwargs.get(each.name) for each in arguments[len(args) :]]]
     return [
@@ -108,10 +107,10 @@ def _layout(tensor: torch.Tensor) -> tuple:
 
 
 class ObservedEffects(NamedTuple):
-    """Side effects of a call.
+    """The side effects of a call.
 
-    changed: the leaves of its arguments that it changes, by position; silently: those of them that it changes without
-    grad, whatever the mode around it. reshapes: whether it changes the shape or the memory of one.
+    changed: the leaves of its arguments that it changes, by position; silently: those that it changes without grad,
+    whatever the surrounding mode. reshapes: whether it changes the shape or the memory of one.
     """
 
     changed: list[int]
@@ -122,7 +121,7 @@ class ObservedEffects(NamedTuple):
 
 
 def observe_effects(function: Callable, args: tuple, kwargs: dict) -> ObservedEffects | None:
-    """Return a call's effects besides its results; None where they cannot be seen without data."""
+    """Return a call's side effects; None if they cannot be observed without data."""
     recorder = EffectRecorder()
     arguments = run_on_fake_tensors(function, args, kwargs, recorder, grad=True)
     if arguments is None:

@@ -1,4 +1,4 @@
-"""torch._foreach functions: one call for each tensor of the lists."""
+"""The torch._foreach functions: one call for each tensor of the lists."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from forge.ir import TensorProxy
 
 _PREFIX = "_foreach_"
-# what they call where the name is not that of a tensor's method
+# the functions that they call, if the name is not that of a tensor's method
 _OTHERS: dict[str, str | Callable] = {
     "maximum": "clamp_min",
     "maximum_": "clamp_min_",
@@ -21,15 +21,15 @@ _CALLED: dict[Any, str | Callable] = {
     for name in dir(torch)
     if (op := name.removeprefix(_PREFIX)) != name and (op in _OTHERS or hasattr(torch.Tensor, op))
 }
-_OPTIONS = {"alpha", "dtype", "memory_format", "non_blocking", "ord", "value"}  # of one name in both functions
-_WITH_VALUE = {"addcdiv", "addcdiv_", "addcmul", "addcmul_"}  # the fourth argument, which the method takes by name
+_OPTIONS = {"alpha", "dtype", "memory_format", "non_blocking", "ord", "value"}  # keywords of both functions
+_WITH_VALUE = {"addcdiv", "addcdiv_", "addcmul", "addcmul_"}  # the fourth argument is a keyword argument of the method
 
 
 def each_call(function: Any, args: tuple, kwargs: dict) -> list[tuple[str | Callable, tuple, dict]] | None:
-    """Return the calls that a torch._foreach function makes, in order: a list has an argument for each, all else is
-    every call's.
+    """Return the calls that a torch._foreach function makes, in order: a list holds an argument for each call, other
+    arguments are shared.
 
-    None for another function, for lists by name, and for a tensor that holds a number for each call.
+    None for other functions, for lists by name, and for a tensor that holds a number for each call.
     """
     callee = _CALLED.get(function)
     if callee is None or not kwargs.keys() <= _OPTIONS:
@@ -50,5 +50,5 @@ def each_call(function: Any, args: tuple, kwargs: dict) -> list[tuple[str | Call
 
 
 def returns_arguments(function: Any) -> bool:
-    """Return whether a torch._foreach function returns the list that it writes its results into."""
+    """Return whether a torch._foreach function returns the list to which it writes its results."""
     return function.__name__.endswith("_")

@@ -1,4 +1,4 @@
-"""torch.fft: discrete Fourier transforms over one dim, two or several, and what goes with them."""
+"""The functions of torch.fft: discrete Fourier transforms over one, two or several dims, and their helpers."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ _NONE, _BY_ROOT, _BY_COUNT = 0, 1, 2
 
 
 def _normalization(norm: str | None, forward: bool) -> int:
-    """Return torch's number for a norm in a direction."""
+    """Return torch's code of a norm in a direction."""
     scales = {"forward": forward, "backward": not forward}.get(norm or "backward")
     torch_check(norm == "ortho" or scales is not None, lambda: f'Invalid normalization mode: "{norm}"')
     if norm == "ortho":
@@ -25,7 +25,7 @@ def _normalization(norm: str | None, forward: bool) -> int:
 
 
 def _real_input(op: str, x: TensorProxy) -> TensorProxy:
-    """x as floating point. Raises WRONG_KIND for complex numbers."""
+    """Return x as floating point. Raises WRONG_KIND for complex numbers."""
     check(
         not x.dtype.is_complex,
         lambda: f"{op} expects a real input tensor, but got {x}; only floating-point dtypes are supported",
@@ -45,7 +45,7 @@ def _check_count(op: str, count: Dim) -> None:
 
 
 def _resize(x: TensorProxy, dims: Sequence[int], lengths: Sequence[Dim]) -> TensorProxy:
-    """x cut, or filled up with zeros, at the end of these dims."""
+    """Return x cropped, or padded with zeros, at the end of these dims."""
     padding: list[tuple[Dim, Dim]] = [(0, 0)] * x.ndim
     for dim, size in zip(dims, lengths, strict=True):
         padding[dim] = (0, size - x.shape[dim])

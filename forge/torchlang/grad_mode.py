@@ -1,9 +1,9 @@
-"""torch's grad mode: what no_grad, enable_grad and set_grad_enabled mean for a program.
+"""The grad mode of torch: the effect of no_grad, enable_grad and set_grad_enabled on a program.
 
-While a program is recorded, this thread is in the mode in which the program would run: a function that is traced
-directly changes it itself, and the Dynamo front end where its graph does. A call that ran without grad carries
-Tag.NO_GRAD, and no gradient flows through it. When the program runs, its values are computed in one mode; its epilogue
-(forge/compiler/program.py) sets the mode for each write and view, and leaves the one that the program left.
+While a program is recorded, this thread is in the mode in which the program would run: a directly traced function
+changes it itself, and the Dynamo front end follows the changes in its graph. A call that ran without grad carries
+Tag.NO_GRAD, and no gradient flows through it. The compiled program computes its values in one mode; its epilogue
+(forge/compiler/program.py) sets the mode for each write and view, and at last the program's final mode.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,17 +25,17 @@ def preserve() -> Iterator[None]:
 
 
 def note(trace: Trace) -> None:
-    """Tag what a front end records from now on with this thread's grad mode."""
+    """Tag the symbols that a front end records from now on with this thread's grad mode."""
     if not trace.follows_grad_mode:
         return
-    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # in which enable_grad means nothing
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():  # in which enable_grad has no effect
         trace.tags = trace.tags - {Tag.NO_GRAD}
     else:
         trace.tags = trace.tags | {Tag.NO_GRAD}
 
 
 def restore_on_error(call: Callable, mode: bool) -> Callable:
-    """`call`, after an exception of which the grad mode is what it was when it was called: `mode`."""
+    """Return `call`, made to restore the grad mode at its entry, `mode`, after an exception."""
 
     def run(*args: Any) -> Any:
         try:
@@ -48,7 +48,8 @@ def restore_on_error(call: Callable, mode: bool) -> Callable:
 
 
 def with_grad(call: Callable) -> Callable:
-    """`call` with grad enabled, for a caller who has not; in inference mode, where that means nothing, without."""
+    """Return `call`, run with grad enabled for callers without it, except in inference mode, where that has no
+    effect."""
 
     def run(*args: Any) -> Any:
         with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):
@@ -58,8 +59,8 @@ def with_grad(call: Callable) -> Callable:
 
 
 class InMode:
-    """A function that differentiates inside of itself (torch.func.grad), in the grad mode in which the program calls
-    it: values are computed without grad, where it would find zeros."""
+    """A function that differentiates inside (torch.func.grad), run in the program's grad mode at the call: values are
+    computed without grad, in which it would return zeros."""
 
     def __init__(self, function: Callable) -> None:
         self.function = function

@@ -1,4 +1,4 @@
-"""Copies between host memory and an accelerator beside the computation: of parameters that are offloaded.
+"""Asynchronous copies between host memory and an accelerator, for offloaded parameters.
 
 Source: J. Ren et al., ZeRO-Offload (2021).
 """
@@ -14,10 +14,11 @@ from forge.torch_internals.fake_tensors import FakeTensor
 
 
 class HostCopies:
-    """The copies that go with a message: of what it sends, from host memory, or of what it brings, to host memory.
+    """The copies for a message: of its payload from host memory, or of its result to host memory.
 
-    On a GPU they are on streams of their own, one for each direction. The process waits for them, since it may write to
-    the host memory that they read, and reads what they write. Other devices, and fake tensors, wait at once.
+    On a GPU they run on separate streams, one for each direction. The process waits for them, because it may write to
+    the host memory that they read, and reads the memory that they write. On other devices, and for fake tensors, the
+    copies are synchronous.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class HostCopies:
         self._memory: list[torch.Tensor] = []  # on the device, which later copies must not reuse before that
 
     def upload(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """Start to copy tensors to a device, where they are not there."""
+        """Start to copy tensors to a device, unless they are there already."""
         if all(x.device == device for x in tensors):
             return [*tensors]
         with self._beside_computation("upload", device, tensors):
@@ -35,20 +36,21 @@ class HostCopies:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """Send what is uploaded inside, after that and what the current stream has by now, which does not wait."""
+        """Send the uploads inside the context after they and the current stream's work so far; the stream does not
+        wait."""
         if self._stream is None:
             yield
             return
         stream = _stream(self._stream.device, "send")
         stream.wait_stream(self._stream)
-        stream.wait_stream(torch.cuda.current_stream(stream.device))  # memory that is filled may have been used there
+        stream.wait_stream(torch.cuda.current_stream(stream.device))  # the memory may have been in use there
         with torch.cuda.stream(stream):
             yield
 
     def download(
         self, tensors: Sequence[torch.Tensor], device: torch.device, until_there: Callable[[], None]
     ) -> list[torch.Tensor]:
-        """Start to copy tensors to host memory, pinned for a GPU, once they are there."""
+        """Start to copy tensors to host memory, pinned for a GPU, after they have arrived."""
         pinned = tensors[0].is_cuda and not isinstance(tensors[0], FakeTensor)
         targets = [torch.empty(x.shape, dtype=x.dtype, device=device, pin_memory=pinned) for x in tensors]
         self._memory = [*tensors]
@@ -57,7 +59,8 @@ class HostCopies:
             return [target.copy_(x, non_blocking=pinned) for x, target in zip(tensors, targets, strict=True)]
 
     def wait(self, until_sent: Callable[[], None]) -> None:
-        """Have the process wait for the copies, and later ones, which may reuse their memory, for the message."""
+        """Make the process wait for the copies, and later copies, which may reuse their memory, wait for the
+        message."""
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
                 until_sent()

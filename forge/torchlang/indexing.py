@@ -1,4 +1,4 @@
-"""Functions of torch that read and write at places that keys, index tensors and masks name."""
+"""The functions of torch that read and write at places given by keys, index tensors and masks."""
 
 import operator
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def _getitem_back(x: TensorProxy, new: TensorProxy, key: Any) -> TensorProxy:
 
 @torchsymbol(operator.getitem, Tensor.__getitem__, view=_getitem_view, invert=_getitem_back)
 def getitem(input: TensorProxy, key: Any) -> TensorProxy:
-    """input[key]: ints, slices, None and Ellipsis make a view, index tensors a copy.
+    """Return input[key]: ints, slices, None and Ellipsis make a view, index tensors a copy.
 
     Raises: NotImplementedError for a mask.
     """
@@ -45,13 +45,13 @@ def with_item(input: torch.Tensor, key: Any, value: Any) -> torch.Tensor:
 
 @torchsymbol(with_item, id="operator.setitem", inplace=(operator.setitem, Tensor.__setitem__))
 def setitem(input: TensorProxy, key: Any, value: TensorOrNumber) -> TensorProxy:
-    """input with input[key] replaced by `value`, which is converted and broadcast."""
+    """Return input with input[key] replaced by `value`, which is converted and broadcast."""
     new = clang.with_item(input, key, value)
-    return prims.clone(new) if _is_whole(input, key) else new  # else a result would be a view of the value
+    return prims.clone(new) if _is_whole(input, key) else new  # otherwise the result would be a view of the value
 
 
 def _is_whole(input: TensorProxy, key: Any) -> bool:
-    """Return whether a key without index tensors shows every element of the input."""
+    """Return whether a key without index tensors covers every element of the input."""
     return clang.is_basic(key) and known_equal((clang.getitem(input, key).numel(),), (input.numel(),))
 
 
@@ -64,13 +64,13 @@ prims.register_vjp(
 def index_put(
     input: TensorProxy, indices: Sequence[TensorProxy | None], values: TensorProxy, accumulate: bool = False
 ) -> TensorProxy:
-    """input with input[indices] replaced by (with `accumulate`, increased by) values."""
+    """Return input with input[indices] replaced by (with `accumulate`, increased by) values."""
     return prims.index_put(input, tuple(indices), values, accumulate)
 
 
 @torchsymbol(torch.ops.aten.index, torch.ops.aten.index.Tensor, id="torch.ops.aten.index")
 def aten_index(self: TensorProxy, indices: Sequence[TensorProxy | None]) -> TensorProxy:
-    """self[indices], where None takes a whole dim."""
+    """Return self[indices], where None selects a whole dim."""
     check(
         not prims.has_mask(indices),
         lambda: "aten.index: the shape of the result of a mask depends on data, which is not known while tracing",
@@ -84,7 +84,7 @@ def aten_index(self: TensorProxy, indices: Sequence[TensorProxy | None]) -> Tens
 
 @torchsymbol(torch.index_select, Tensor.index_select)
 def index_select(input: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    """Return the slices along `dim` that the vector `index` names."""
+    """Return the slices along `dim` at the indices in the vector `index`."""
     return clang.index_select(input, dim, index)
 
 
@@ -92,26 +92,26 @@ def index_select(input: TensorProxy, dim: int, index: TensorProxy) -> TensorProx
 def index_add(
     input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, *, alpha: Number = 1
 ) -> TensorProxy:
-    """input with alpha * the slices of `source` added to those that `index` names."""
+    """Return input with alpha * the slices of `source` added to the slices at `index`."""
     scaled = source if isinstance(alpha, int) and alpha == 1 else source * alpha
     return clang.index_add(input, dim, index, scaled)
 
 
 @torchsymbol(torch.index_copy, Tensor.index_copy, inplace=Tensor.index_copy_)
 def index_copy(input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
-    """input with the slices that `index` names replaced by those of `source`."""
+    """Return input with the slices at `index` replaced by those of `source`."""
     return clang.index_copy(input, dim, index, source)
 
 
 @torchsymbol(torch.index_fill, Tensor.index_fill, inplace=Tensor.index_fill_)
 def index_fill(input: TensorProxy, dim: int, index: TensorProxy, value: TensorOrNumber) -> TensorProxy:
-    """input with the slices that `index` names filled with `value`."""
+    """Return input with the slices at `index` filled with `value`."""
     return clang.index_fill(input, dim, index, value)
 
 
 @torchsymbol(torch.gather, Tensor.gather)
 def gather(input: TensorProxy, dim: int, index: TensorProxy, *, sparse_grad: bool = False) -> TensorProxy:
-    """out[i][j][k] = input[i][index[i][j][k]][k] for dim=1."""
+    """Return out with out[i][j][k] = input[i][index[i][j][k]][k] for dim=1."""
     check(
         not sparse_grad,
         lambda: "gather: sparse_grad=True is not supported; see forge/torchlang/indexing.py",
@@ -122,8 +122,8 @@ def gather(input: TensorProxy, dim: int, index: TensorProxy, *, sparse_grad: boo
 
 @torchsymbol(torch.take_along_dim, Tensor.take_along_dim)
 def take_along_dim(input: TensorProxy, indices: TensorProxy, dim: int | None = None) -> TensorProxy:
-    """As gather, with input and indices broadcast off `dim`, along which negative ones count from the end; both
-    flattened without `dim`."""
+    """Return gather's result, with input and indices broadcast except along `dim`, where negative indices count from
+    the end; without `dim`, both are flattened."""
     torch_check(
         indices.dtype == torch.int64, lambda: f"take_along_dim: dtype of indices should be Long but got {indices}"
     )
@@ -169,7 +169,8 @@ def scatter(
     value: Number | None = None,
     reduce: str | None = None,
 ) -> TensorProxy:
-    """input with out[i][index[i][j][k]][k] = src[i][j][k] for dim=1; with `reduce`, src is added or multiplied in."""
+    """Return input with out[i][index[i][j][k]][k] = src[i][j][k] for dim=1; with `reduce`, src is added or multiplied
+    in."""
     src = value if src is None else src
     check(src is not None, lambda: "scatter: missing the argument 'src' or 'value'", TypeError)
     dim = check_dim("scatter", dim, input.ndim)
@@ -185,7 +186,7 @@ def scatter(
 
 @torchsymbol(torch.scatter_add, Tensor.scatter_add, inplace=Tensor.scatter_add_)
 def scatter_add(input: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy) -> TensorProxy:
-    """input with src added where scatter would put it."""
+    """Return input with src added at the places to which scatter would write it."""
     return prims.scatter_add(input, check_dim("scatter_add", dim, input.ndim), index, src)
 
 
@@ -193,7 +194,8 @@ def scatter_add(input: TensorProxy, dim: int, index: TensorProxy, src: TensorPro
 def scatter_reduce(
     input: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, *, include_self: bool = True
 ) -> TensorProxy:
-    """input with what scatter would put in one place reduced: "sum", "prod", "mean", "amax" or "amin"."""
+    """Return input with the values that scatter would write to one place reduced: "sum", "prod", "mean", "amax" or
+    "amin"."""
     dim = check_dim("scatter_reduce", dim, input.ndim)
     return prims.scatter_reduce(input, dim, index, src, reduce, include_self)
 
@@ -203,7 +205,7 @@ def scatter_reduce(
 
 @torchsymbol(torch.masked_fill, Tensor.masked_fill, inplace=Tensor.masked_fill_)
 def masked_fill(input: TensorProxy, mask: TensorProxy, value: TensorOrNumber) -> TensorProxy:
-    """`value` where mask is true, else input."""
+    """Return `value` where mask is true, else input."""
     return clang.masked_fill(input, mask, value)
 
 
@@ -216,7 +218,7 @@ prims.register_vjp(
 
 @torchsymbol(torch.masked_scatter, Tensor.masked_scatter, inplace=Tensor.masked_scatter_)
 def masked_scatter(input: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
-    """input with the elements where mask is true replaced by source's, in order."""
+    """Return input with the elements where mask is true replaced by source's, in order."""
     return prims.masked_scatter(*clang.broadcast("masked_scatter", input, mask), source)
 
 
@@ -225,7 +227,7 @@ def masked_scatter(input: TensorProxy, mask: TensorProxy, source: TensorProxy) -
 
 @torchsymbol(torch.select_scatter, Tensor.select_scatter)
 def select_scatter(input: TensorProxy, src: TensorProxy, dim: int, index: int) -> TensorProxy:
-    """input with input.select(dim, index) replaced by src."""
+    """Return input with input.select(dim, index) replaced by src."""
     dim = check_dim("select_scatter", dim, input.ndim)
     shape = (*input.shape[:dim], *input.shape[dim + 1 :])
     torch_check(
@@ -242,7 +244,7 @@ def select_scatter(input: TensorProxy, src: TensorProxy, dim: int, index: int) -
 def slice_scatter(
     input: TensorProxy, src: TensorProxy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> TensorProxy:
-    """input with input[start:end:step] along `dim` replaced by src."""
+    """Return input with input[start:end:step] along `dim` replaced by src."""
     dim = check_dim("slice_scatter", dim, input.ndim)
     bounds = clang.slice_bounds(input.shape[dim], start, end, step)
     first, last, stride = bounds
@@ -266,20 +268,21 @@ def _run_copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False)
 
 @torchsymbol(_run_copy, torch.ops.aten.copy.default, id="torch.Tensor.copy_", inplace=Tensor.copy_)
 def copy(self: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
-    """src in self's shape, dtype and device; in row-major order, whatever the strides of src."""
+    """Return src in self's shape, dtype and device; in row-major order, whatever the strides of src."""
     if src.device != self.device:
         src = prims.device_put(src, self.device, non_blocking)
     return prims.contiguous(_copy_like(self, src))
 
 
 def _copy_like(self: TensorProxy, src: TensorProxy) -> TensorProxy:
-    """src in self's shape and dtype, in memory of its own: neither src nor a view of it."""
+    """Return src in self's shape and dtype, in new memory: neither src nor a view of it."""
     converted = clang.convert(src, self.dtype)
     new = clang.expand(converted, self.shape)
     return new if new is converted and new is not src else prims.clone(new)
 
 
-# the previous value of a tensor that is written as a whole gets zeros, as in eager, where it keeps its history
+# the previous value of a tensor that is written as a whole has a gradient of zeros, as in eager, where it keeps its
+# history
 prims.register_vjp(
     copy,
     src=lambda g, self, src, non_blocking: (
@@ -295,7 +298,7 @@ def _run_zero(input: torch.Tensor) -> torch.Tensor:
 
 @torchsymbol(_run_zero, id="torch.Tensor.zero_", inplace=(torch.zero_, Tensor.zero_))
 def zero(input: TensorProxy) -> TensorProxy:
-    """Zeros in input's shape and dtype."""
+    """Return zeros in input's shape and dtype."""
     return prims.full(input.shape, 0, input.dtype, input.device)
 
 
@@ -304,7 +307,7 @@ prims.register_vjp(zero, input=lambda g, input: prims.zeros_like(input))
 
 @torchsymbol(torch.fill, inplace=(torch.fill_, Tensor.fill_))
 def fill(input: TensorProxy, value: TensorOrNumber) -> TensorProxy:
-    """`value` in input's shape and dtype. Shapes: value is 0-d."""
+    """Return `value` in input's shape and dtype. Shapes: value is 0-d."""
     if not isinstance(value, TensorProxy):
         return prims.full(input.shape, value, input.dtype, input.device)
     torch_check(value.ndim == 0, lambda: f"fill: fill_ only supports 0-dimension value tensor but got tensor {value}")
@@ -327,7 +330,7 @@ def searchsorted(
     side: str | None = None,
     sorter: TensorProxy | None = None,
 ) -> TensorProxy:
-    """Return the index at which each value would be put in an ascending row, before equal ones; after them if
+    """Return the index at which each value would be inserted in an ascending row: before equal elements, after them if
     `right`."""
     torch_check(
         side in (None, "left", "right") and not (side == "left" and right),
@@ -347,7 +350,7 @@ def searchsorted(
 def bucketize(
     input: TensorOrNumber, boundaries: TensorProxy, *, out_int32: bool = False, right: bool = False
 ) -> TensorProxy:
-    """Return the bucket between ascending boundaries in which each value is."""
+    """Return the bucket between ascending boundaries that contains each value."""
     torch_check(boundaries.ndim == 1, lambda: f"bucketize: boundaries tensor must be 1 dimension, but got {boundaries}")
     if not isinstance(input, TensorProxy):
         input = prims.full((), input, boundaries.dtype, boundaries.device)

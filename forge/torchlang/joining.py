@@ -1,4 +1,4 @@
-"""Functions of torch that join tensors, split them, and repeat their elements."""
+"""The functions of torch that join tensors, split them, and repeat their elements."""
 
 import operator
 from collections.abc import Sequence
@@ -20,20 +20,19 @@ Parts = tuple[TensorProxy, ...]
 
 @torchsymbol(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Tensors, dim: int = 0) -> TensorProxy:
-    """Return the tensors one after another along `dim`, promoted to one dtype; 1-d ones without elements are left
-    out."""
+    """Return the concatenation of the tensors along `dim`, promoted to one dtype; empty 1-d tensors are skipped."""
     return clang.cat(tensors, dim)
 
 
 @torchsymbol(torch.stack)
 def stack(tensors: Tensors, dim: int = 0) -> TensorProxy:
-    """Return the tensors one after another along a new dim."""
+    """Return the tensors stacked along a new dim."""
     return clang.stack(tensors, dim)
 
 
 @torchsymbol(torch.hstack)
 def hstack(tensors: Tensors) -> TensorProxy:
-    """Return the tensors side by side: along dim 1, vectors along dim 0."""
+    """Return the concatenation of the tensors along dim 1; for vectors, along dim 0."""
     torch_check(len(tensors) > 0, lambda: "hstack expects a non-empty TensorList")
     tensors = [atleast_1d(tensor) for tensor in tensors]
     return clang.cat(tensors, 0 if tensors[0].ndim == 1 else 1)
@@ -41,21 +40,21 @@ def hstack(tensors: Tensors) -> TensorProxy:
 
 @torchsymbol(torch.vstack, torch.row_stack)
 def vstack(tensors: Tensors) -> TensorProxy:
-    """Return the tensors one above the other, along dim 0; vectors are rows."""
+    """Return the concatenation of the tensors along dim 0; vectors are rows."""
     torch_check(len(tensors) > 0, lambda: "vstack expects a non-empty TensorList")
     return clang.cat([atleast_2d(tensor) for tensor in tensors], 0)
 
 
 @torchsymbol(torch.dstack)
 def dstack(tensors: Tensors) -> TensorProxy:
-    """Return the tensors behind each other, along dim 2."""
+    """Return the concatenation of the tensors along dim 2."""
     torch_check(len(tensors) > 0, lambda: "dstack expects a non-empty TensorList")
     return clang.cat([atleast_3d(tensor) for tensor in tensors], 2)
 
 
 @torchsymbol(torch.column_stack)
 def column_stack(tensors: Tensors) -> TensorProxy:
-    """Return the tensors side by side; vectors and numbers are columns."""
+    """Return the concatenation of the tensors along dim 1; vectors and numbers are columns."""
     torch_check(len(tensors) > 0, lambda: "column_stack expects a non-empty TensorList")
     columns = [clang.reshape(t, (t.numel(), 1)) if t.ndim <= 1 else t for t in tensors]
     return hstack(columns)
@@ -88,7 +87,7 @@ def _split(op: str, x: TensorProxy, size: Dim | Sequence[Dim], dim: int) -> Part
 
 
 def _even_sizes(op: str, length: Dim, size: Dim) -> list[Dim]:
-    """Lengths of `size`, the last as short as it must be. How many there are is guarded on."""
+    """Return lengths of `size`, the last one shorter if necessary. Their number is guarded on."""
     torch_check(
         not statically_true(size < 0), lambda: f"{op} expects split_size be non-negative, but got split_size={size}"
     )
@@ -104,25 +103,25 @@ def _even_sizes(op: str, length: Dim, size: Dim) -> list[Dim]:
 
 @torchsymbol(torch.functional.split, view=View.ALWAYS)
 def split(tensor: TensorProxy, split_size_or_sections: Dim | Sequence[Dim], dim: int = 0) -> Parts:
-    """Consecutive parts along `dim`: of one length (the last may be shorter), or of given lengths."""
+    """Return consecutive parts along `dim`: of one length (the last may be shorter), or of given lengths."""
     return _split("split", tensor, split_size_or_sections, dim)
 
 
 @torchsymbol(Tensor.split, torch.ops.aten.split.Tensor, view=View.ALWAYS)
 def tensor_split_method(self: TensorProxy, split_size: Dim | Sequence[Dim], dim: int = 0) -> Parts:
-    """Consecutive parts along `dim`: of one length (the last may be shorter), or of given lengths."""
+    """Return consecutive parts along `dim`: of one length (the last may be shorter), or of given lengths."""
     return _split("split", self, split_size, dim)
 
 
 @torchsymbol(torch.split_with_sizes, Tensor.split_with_sizes, view=View.ALWAYS)
 def split_with_sizes(input: TensorProxy, split_sizes: Sequence[Dim], dim: int = 0) -> Parts:
-    """Consecutive parts of given lengths along `dim`."""
+    """Return consecutive parts of given lengths along `dim`."""
     return _split("split_with_sizes", input, tuple(split_sizes), dim)
 
 
 @torchsymbol(torch.chunk, Tensor.chunk, view=View.ALWAYS)
 def chunk(input: TensorProxy, chunks: int, dim: int = 0) -> Parts:
-    """At most `chunks` parts of one length along `dim`; the last may be shorter."""
+    """Return at most `chunks` parts of one length along `dim`; the last may be shorter."""
     torch_check(input.ndim > 0, lambda: f"chunk expects at least a 1-dimensional tensor, but got {input}")
     torch_check(chunks > 0, lambda: f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     size = input.shape[check_dim("chunk", dim, input.ndim)]
@@ -150,12 +149,12 @@ def _tensor_split(op: str, x: TensorProxy, where: Any, dim: int) -> Parts:
 
 @torchsymbol(torch.tensor_split, Tensor.tensor_split, view=View.ALWAYS)
 def tensor_split(input: TensorProxy, indices_or_sections: Any, dim: int = 0) -> Parts:
-    """`n` parts along `dim` of lengths that differ by one at most, or the parts between given indices."""
+    """Return `n` parts along `dim` whose lengths differ by at most one, or the parts between given indices."""
     return _tensor_split("tensor_split", input, indices_or_sections, dim)
 
 
 def _split_along(name: str, dim: int) -> Symbol:
-    """torch.hsplit and kin."""
+    """Return the symbol of torch.hsplit or its kin."""
 
     def body(input: TensorProxy, indices_or_sections: int | Sequence[int]) -> Parts:
         along = 0 if name == "hsplit" and input.ndim == 1 else dim
@@ -185,7 +184,7 @@ hsplit, vsplit, dsplit = _split_along("hsplit", 1), _split_along("vsplit", 0), _
 
 @torchsymbol(torch.unbind, Tensor.unbind, view=View.ALWAYS)
 def unbind(input: TensorProxy, dim: int = 0) -> Parts:
-    """Return the slices along `dim`, without it."""
+    """Return the slices along `dim`, without that dim."""
     check(input.ndim > 0, lambda: "unbind: Dimension specified as 0 but tensor has no dimensions", IndexError)
     dim = check_dim("unbind", dim, input.ndim)
     return tuple(clang.select(input, dim, i) for i in range(int(input.shape[dim])))
@@ -219,19 +218,19 @@ def _repeat(op: str, x: TensorProxy, repeats: Sequence[Dim]) -> TensorProxy:
 
 @torchsymbol(Tensor.repeat)
 def repeat(self: TensorProxy, *args: Lengths, repeats: Sequence[Dim] | None = None) -> TensorProxy:
-    """Copy of the whole tensor, repeats[i] of them along dim i; new dims come first."""
+    """Return the tensor repeated: repeats[i] copies along dim i; new dims come first."""
     return _repeat("repeat", self, varargs(args[0], args[1:]) if args else tuple(repeats or ()))
 
 
 @torchsymbol(Tensor.tile)
 def tensor_tile(self: TensorProxy, *args: Lengths, dims: Sequence[Dim] | None = None) -> TensorProxy:
-    """Repeat as `repeat` does, with 1 for the leading dims that are not given."""
+    """Repeat like `repeat`, with 1 for missing leading dims."""
     return tile(self, varargs(args[0], args[1:]) if args else tuple(dims or ()))
 
 
 @torchsymbol(torch.tile)
 def tile(input: TensorProxy, dims: Sequence[Dim]) -> TensorProxy:
-    """Repeat as `repeat` does, with 1 for the leading dims that are not given."""
+    """Repeat like `repeat`, with 1 for missing leading dims."""
     return _repeat("tile", input, [1] * (input.ndim - len(dims)) + list(dims))
 
 
@@ -261,8 +260,8 @@ def repeat_interleave(
 
 
 def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | None, size: Dim | None) -> TensorProxy:
-    """Return each slice repeated as often as a tensor says, `size` in all; without repeats, the places of input's
-    own."""
+    """Return each slice repeated by the counts in a tensor, with total length `size`; without repeats, return indices
+    from counts in input."""
     if size is None:
         raise NotImplementedError(
             "repeat_interleave by a tensor without output_size depends on data; see forge/torchlang/joining.py"
@@ -290,6 +289,6 @@ def _repeated_by(input: TensorProxy, repeats: TensorProxy | None, dim: int | Non
 
 
 def _repeated_indices(counts: TensorProxy, size: Dim) -> TensorProxy:
-    """0 as often as the first count says, then 1, …; `size` of them."""
+    """Return 0 repeated by the first count, then 1 by the second, …; `size` of them."""
     ends = prims.cumsum(clang.convert(counts, torch.int64), 0)
     return prims.searchsorted(ends, prims.iota(size, 0, 1, torch.int64, counts.device), True, torch.int64)

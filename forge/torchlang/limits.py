@@ -1,4 +1,4 @@
-"""Limits of values: clamp, and the larger and the smaller of two numbers where one may be nan."""
+"""The limits of values: clamp, and the maximum and minimum of two numbers with support for nan."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from forge.torchlang.aliases import TensorOrNumber, torchaliases
 
 @torchaliases("clamp", "clip")
 def clamp(input: TensorProxy, min: TensorOrNumber | None = None, max: TensorOrNumber | None = None) -> TensorProxy:
-    """input, but min where it is smaller and max where it is larger; max where min > max."""
+    """Return input limited to [min, max]; max where min > max."""
     torch_check(min is not None or max is not None, lambda: "clamp: At least one of 'min' or 'max' must not be None")
     dtype = clang.compute_dtype(*[operand for operand in (input, min, max) if operand is not None])
     out = clang.convert(input, dtype)
@@ -46,7 +46,8 @@ def _clamp_grad(
 def _put_shared_clamp_grads(
     input: TensorProxy, min: TensorOrNumber | None, max: TensorOrNumber | None, g: TensorProxy
 ) -> None:
-    """Put gradients as torch 2.14 does: an input that equals a number has no gradient, and shares it with a tensor."""
+    """Put the gradients as torch 2.14 does: an input that equals a number bound has no gradient, one that equals a
+    tensor shares it."""
     if min is None or max is None:
         limit, worse, better = (min, clang.lt, clang.gt) if max is None else (max, clang.gt, clang.lt)
         if isinstance(limit, TensorProxy):
@@ -71,7 +72,8 @@ def _put_shared_clamp_grads(
 
 
 def _put_shared_grads(a: TensorProxy, b: TensorProxy, g: TensorProxy, worse: Callable) -> None:
-    """Put the gradient of the better of two: to both in halves where they are equal, and whole where one is nan."""
+    """Put the gradient of the better of two: half to each where they are equal, and in full to both where one is
+    nan."""
     shared = clang.where(clang.eq(a, b), g / 2, g)
     put_grad(a, clang.where(worse(a, b), 0, shared))
     put_grad(b, clang.where(worse(b, a), 0, shared))
@@ -79,13 +81,13 @@ def _put_shared_grads(a: TensorProxy, b: TensorProxy, g: TensorProxy, worse: Cal
 
 @torchaliases("clamp_min")
 def clamp_min(input: TensorProxy, min: TensorOrNumber) -> TensorProxy:
-    """input, but min where it is smaller."""
+    """Return max(input, min)."""
     return clamp(input, min)
 
 
 @torchaliases("clamp_max")
 def clamp_max(input: TensorProxy, max: TensorOrNumber) -> TensorProxy:
-    """input, but max where it is larger."""
+    """Return min(input, max)."""
     return clamp(input, None, max)
 
 

@@ -1,4 +1,4 @@
-"""Products and norms of torch."""
+"""The products and norms of torch."""
 
 import operator
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from forge.torchlang.core import check_tensor, torchsymbol
 
 
 def check_rank(op: str, ndim: int, **arguments: TensorProxy) -> None:
-    """Raise RuntimeError naming the first argument that has not `ndim` dims."""
+    """Raise RuntimeError naming the first argument without `ndim` dims."""
     check_tensor(op, **arguments)
     for name, value in arguments.items():
         torch_check(
@@ -37,7 +37,7 @@ def check_rank(op: str, ndim: int, **arguments: TensorProxy) -> None:
 
 
 def check_one_dtype(op: str, **arguments: TensorProxy) -> None:
-    """Raise RuntimeError unless all have one dtype."""
+    """Raise RuntimeError unless all arguments have the same dtype."""
     torch_check(
         len({value.dtype for value in arguments.values()}) == 1,
         lambda: f"{op}: {', '.join(arguments)} must have the same dtype, but they are {list(arguments.values())}",
@@ -45,8 +45,7 @@ def check_one_dtype(op: str, **arguments: TensorProxy) -> None:
 
 
 def _product(op: str, a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    """Return the matrix product of operands whose ranks are right. Raises RuntimeError where dtypes or lengths
-    differ."""
+    """Return the matrix product of operands of valid ranks. Raises RuntimeError if dtypes or lengths do not match."""
     torch_check(
         a.dtype == b.dtype, lambda: f"{op}: expected both operands to have the same dtype, but they are {a} and {b}"
     )
@@ -96,7 +95,7 @@ def grouped_mm(
     bias: TensorProxy | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """Return the products of groups of matrices: of the 2-d operands, group i ends at offs[i]."""
+    """Return the products of groups of matrices; in 2-d operands, group i ends at offs[i]."""
     if offs is not None:
         check_tensor("grouped_mm", offs=offs)
     torch_check(
@@ -119,7 +118,7 @@ def grouped_mm_by_position(
     bias: TensorProxy | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """grouped_mm by its older name, which takes all arguments by position."""
+    """Return grouped_mm under its older name, which takes all arguments by position."""
     return grouped_mm(input, mat2, offs=offs, bias=bias, out_dtype=out_dtype)
 
 
@@ -140,21 +139,21 @@ def dot(input: TensorProxy, tensor: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.vdot, Tensor.vdot)
 def vdot(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """dot with the first vector conjugated."""
+    """Return dot with the first vector conjugated."""
     check_rank("vdot", 1, input=input, other=other)
     return _product("vdot", clang.conj(input), other)
 
 
 @torchsymbol(torch.outer, Tensor.outer, torch.ger, Tensor.ger)
 def outer(input: TensorProxy, vec2: TensorProxy) -> TensorProxy:
-    """out[i][j] = input[i] * vec2[j]."""
+    """Return out with out[i][j] = input[i] * vec2[j]."""
     check_rank("outer", 1, input=input, vec2=vec2)
     return clang.mul(clang.unsqueeze(input, 1), vec2)
 
 
 @torchsymbol(torch.inner, Tensor.inner)
 def inner(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """Return the sums of products over the last dims; a product where one operand is 0-d."""
+    """Return the sums of products over the last dims; a product if one operand is 0-d."""
     if input.ndim == 0 or other.ndim == 0:
         return clang.mul(input, other)
     torch_check(
@@ -167,7 +166,7 @@ def inner(input: TensorProxy, other: TensorProxy) -> TensorProxy:
 
 
 def _add_product(op: str, input: TensorProxy, product: TensorProxy, beta: Number, alpha: Number) -> TensorProxy:
-    """beta * input + alpha * product, in the product's shape and dtype; an input that beta = 0 hides may be nan."""
+    """Return beta * input + alpha * product, in the product's shape and dtype. With beta = 0, input may be nan."""
     torch_check(
         input.dtype == product.dtype,
         lambda: f"{op}: input is {input}, but must have the dtype of the product, {short_dtype(product.dtype)}",
@@ -198,7 +197,7 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 def addmm(
     input: TensorProxy, mat1: TensorProxy, mat2: TensorProxy, *, beta: Number = 1, alpha: Number = 1
 ) -> TensorProxy:
-    """beta * input + alpha * (mat1 @ mat2)."""
+    """Return beta * input + alpha * (mat1 @ mat2)."""
     check_rank("addmm", 2, mat1=mat1, mat2=mat2)
     return _add_product("addmm", input, _product("addmm", mat1, mat2), beta, alpha)
 
@@ -207,7 +206,7 @@ def addmm(
 def addmv(
     input: TensorProxy, mat: TensorProxy, vec: TensorProxy, *, beta: Number = 1, alpha: Number = 1
 ) -> TensorProxy:
-    """beta * input + alpha * (mat @ vec)."""
+    """Return beta * input + alpha * (mat @ vec)."""
     check_rank("addmv", 2, mat=mat)
     check_rank("addmv", 1, vec=vec)
     return _add_product("addmv", input, _product("addmv", mat, vec), beta, alpha)
@@ -217,7 +216,7 @@ def addmv(
 def addr(
     input: TensorProxy, vec1: TensorProxy, vec2: TensorProxy, *, beta: Number = 1, alpha: Number = 1
 ) -> TensorProxy:
-    """beta * input + alpha * outer(vec1, vec2)."""
+    """Return beta * input + alpha * outer(vec1, vec2)."""
     check_rank("addr", 1, vec1=vec1, vec2=vec2)
     return _add_product("addr", input, clang.mul(clang.unsqueeze(vec1, 1), vec2), beta, alpha)
 
@@ -226,7 +225,7 @@ def addr(
 def baddbmm(
     input: TensorProxy, batch1: TensorProxy, batch2: TensorProxy, *, beta: Number = 1, alpha: Number = 1
 ) -> TensorProxy:
-    """beta * input + alpha * bmm(batch1, batch2)."""
+    """Return beta * input + alpha * bmm(batch1, batch2)."""
     check_rank("baddbmm", 3, batch1=batch1, batch2=batch2)
     return _add_product("baddbmm", input, _product("baddbmm", batch1, batch2), beta, alpha)
 
@@ -235,7 +234,7 @@ def baddbmm(
 def addbmm(
     input: TensorProxy, batch1: TensorProxy, batch2: TensorProxy, *, beta: Number = 1, alpha: Number = 1
 ) -> TensorProxy:
-    """beta * input + alpha * the sum over the batch of bmm(batch1, batch2)."""
+    """Return beta * input + alpha * the sum over the batch of bmm(batch1, batch2)."""
     check_rank("addbmm", 3, batch1=batch1, batch2=batch2)
     total = clang.sum(_product("addbmm", batch1, batch2), 0)
     return _add_product("addbmm", input, total, beta, alpha)
@@ -243,7 +242,7 @@ def addbmm(
 
 @torchsymbol(F.linear)
 def linear(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> TensorProxy:
-    """input @ weight.T + bias.
+    """Return input @ weight.T + bias.
 
     Shapes: input (..., in), weight (out, in) or (in,), bias (out,) or (); out is (..., out).
     """
@@ -280,7 +279,8 @@ def _linear_grad(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | No
 def bilinear(
     input1: TensorProxy, input2: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None
 ) -> TensorProxy:
-    """out[..., o] = the sum over i and j of input1[..., i] * weight[o, i, j] * input2[..., j], plus bias[o]."""
+    """Return out with out[..., o] = the sum over i and j of input1[..., i] * weight[o, i, j] * input2[..., j], plus
+    bias[o]."""
     check_rank("bilinear", 3, weight=weight)
     bias_given = {} if bias is None else {"bias": bias}
     check_one_dtype("bilinear", input1=input1, input2=input2, weight=weight, **bias_given)
@@ -301,15 +301,14 @@ def bilinear(
 
 @torchsymbol(torch.tensordot)
 def tensordot(a: TensorProxy, b: TensorProxy, dims: int | Sequence = 2) -> TensorProxy:
-    """Return the sum of products over the last `dims` dims of a and the first of b, or over the two lists of dims
-    given."""
+    """Return the sum of products over the last `dims` dims of a and the first of b, or over two given lists of dims."""
     check(
         not isinstance(dims, TensorProxy),
         lambda: "tensordot: dims in a tensor are not known while tracing; give a list",
         NotImplementedError,
     )
     if isinstance(dims, INT_TYPES):
-        dims = int(dims)  # which dims they are decides what the program is
+        dims = int(dims)  # the program depends on the dims
         torch_check(dims >= 0, lambda: f"tensordot expects dims >= 0, but got dims={dims}")
         torch_check(
             dims <= min(a.ndim, b.ndim),
@@ -354,13 +353,13 @@ def _chain(op: str, matrices: Sequence[TensorProxy]) -> TensorProxy:
 
 @torchsymbol(torch.linalg.cross)
 def linalg_cross(input: TensorProxy, other: TensorProxy, *, dim: int = -1) -> TensorProxy:
-    """Return the cross product of vectors of 3 along `dim`; other dims broadcast."""
+    """Return the cross product of vectors of length 3 along `dim`; other dims broadcast."""
     return _cross("linalg.cross", input, other, dim)
 
 
 @torchsymbol(torch.cross, Tensor.cross)
 def cross(input: TensorProxy, other: TensorProxy, dim: int | None = None) -> TensorProxy:
-    """Return the cross product of vectors of 3 along `dim`, the first of length 3 by default."""
+    """Return the cross product of vectors of length 3 along `dim`, by default the first dim of length 3."""
     if dim is None:
         dims = [i for i, size in enumerate(input.shape) if prims.statically_true(size == 3)]
         torch_check(bool(dims), lambda: f"cross: no dimension of size 3 in input {input}")
@@ -399,7 +398,7 @@ def trace(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.kron, Tensor.kron)
 def kron(input: TensorProxy, other: TensorProxy) -> TensorProxy:
-    """Return every element of input times the whole of other, laid out as one tensor."""
+    """Return the Kronecker product: every element of input times the whole of other."""
     rank = max(input.ndim, other.ndim)
     a_shape = (1,) * (rank - input.ndim) + tuple(input.shape)
     b_shape = (1,) * (rank - other.ndim) + tuple(other.shape)
@@ -415,6 +414,6 @@ def kron(input: TensorProxy, other: TensorProxy) -> TensorProxy:
 def ldl_factor_ex(
     input: TensorProxy, *, hermitian: bool = False, check_errors: bool = False
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """input = L @ D @ L^H: L and D in one matrix, pivots as LAPACK has them, and whether each matrix was factored."""
+    """Return (L and D in one matrix with input = L @ D @ L^H, pivots as in LAPACK, the error code of each matrix)."""
     factors = prims.linalg_ldl_factor_ex(input, hermitian=hermitian, check_errors=check_errors)
     return results.linalg_ldl_factor_ex(factors)

@@ -1,4 +1,4 @@
-"""Singular value decompositions of low rank, by random projections."""
+"""The singular value decompositions of low rank, by random projections."""
 
 import math
 
@@ -13,7 +13,7 @@ Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 
 
 def _svd(A: TensorProxy, q: int, niter: int) -> Triple:
-    """(U, S, V) of q singular values, from a basis of A's range that products with random vectors give.
+    """Return (U, S, V) of q singular values, from a basis of A's range made by products with random vectors.
 
     Source: N. Halko, P.-G. Martinsson and J. Tropp, Finding structure with randomness, arXiv:0909.4061, algorithms 4.4
     and 5.1.
@@ -33,7 +33,7 @@ def _svd_of_tall(A: TensorProxy, q: int, niter: int) -> Triple:
 
 
 def _noise(A: TensorProxy, q: int) -> TensorProxy:
-    """Random columns as torch.randn draws them: the parts of a complex number have half its variance."""
+    """Return random columns as torch.randn draws them: the parts of a complex number have half its variance."""
     shape = (A.shape[-1], q)
     if not A.dtype.is_complex:
         return prims.normal(shape, 0.0, 1.0, A.dtype, A.device)
@@ -47,14 +47,15 @@ def _basis(x: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.svd_lowrank, tags=[Tag.RANDOM])
 def svd_lowrank(A: TensorProxy, q: int | None = 6, niter: int | None = 2, M: TensorProxy | None = None) -> Triple:
-    """(U, S, V) of the q largest singular values of A - M, nearly: after `niter` iterations from random vectors."""
+    """Return approximate (U, S, V) of the q largest singular values of A - M, after `niter` iterations from random
+    vectors."""
     A = A if M is None else A - clang.expand(M, A.shape)
     return _svd(A, 6 if q is None else int(q), 2 if niter is None else int(niter))
 
 
 @torchsymbol(torch.pca_lowrank, tags=[Tag.RANDOM])
 def pca_lowrank(A: TensorProxy, q: int | None = None, center: bool = True, niter: int = 2) -> Triple:
-    """svd_lowrank of a matrix whose rows are samples, without their mean unless they are centered already."""
+    """Return svd_lowrank of a matrix whose rows are samples, after subtraction of their mean if `center`."""
     shorter = torch.sym_min(*A.shape[-2:])
     q = int(torch.sym_min(6, shorter)) if q is None else int(q)
     check(

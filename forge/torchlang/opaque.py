@@ -1,7 +1,7 @@
-"""Opaque calls: torch functions that torchlang does not have, run by torch and differentiated by torch's autograd.
+"""Opaque calls: torch functions without a torchlang symbol, run by torch and differentiated by torch's autograd.
 
-In training an opaque call runs once, under enable_grad on detached inputs; its graph is kept, and the backward asks
-torch.autograd.grad for the gradients.
+In training an opaque call runs once, under enable_grad on detached inputs; its graph is kept, and the backward calls
+torch.autograd.grad.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ from forge.ir.pytree import leaves, proxies, tensors, tree_map
 def opaque_symbol(
     function: Callable, name: str, output: Callable[[], Any] | None = None, *, tags: Iterable[Tag] = ()
 ) -> Symbol:
-    """Return the symbol of an opaque call of `function`; `output` makes its result, where it may be called again (a
+    """Return the symbol of an opaque call of `function`; `output` makes its result, if it may be called again (a
     view)."""
     meta = _no_meta if output is None else lambda *args, **kwargs: output()
     return Symbol(
@@ -57,9 +57,10 @@ def opaque_rule(bound: BoundSymbol) -> Callable | None:
 
 
 def repeated_rule(bound: BoundSymbol) -> Callable | None:
-    """Return the gradient rule of an opaque call that runs again where its gradient is taken; None for other calls.
+    """Return the gradient rule of an opaque call that reruns in the backward; None for other calls.
 
-    Its backward is a function of the call's arguments and of gradients, run by torch.autograd.grad: an opaque call too.
+    Its backward, a function of the call's arguments and of gradients that runs torch.autograd.grad, is an opaque call
+    too.
     """
     if Tag.OPAQUE not in bound.symbol.tags:
         return None
@@ -80,8 +81,8 @@ def repeated_rule(bound: BoundSymbol) -> Callable | None:
 def record_pullback(
     function: Callable, name: str, args: tuple, kwargs: dict, output: Any, targets: Mapping[str, TensorProxy]
 ) -> None:
-    """Record, in a gradient rule, an opaque call that runs a function again and asks torch for the gradients of
-    `targets`, its arguments by name."""
+    """Record, in a gradient rule, an opaque call that reruns a function and computes the gradients of `targets`, its
+    arguments by name."""
     trace = current_trace()
     positions = {name: i for i, name in enumerate(getattr(leaf, "name", None) for leaf in leaves([args, kwargs]))}
     pullback = Pullback(function, tuple(positions[name] for name in targets))
@@ -95,7 +96,7 @@ def record_pullback(
 
 class Pullback:
     """The gradients of the leaves at `positions` of a function's arguments, as a function of the gradients of its
-    outputs and of the arguments, which torch's autograd differentiates again."""
+    outputs and of the arguments. torch's autograd can differentiate it again."""
 
     def __init__(self, function: Callable, positions: tuple[int, ...]) -> None:
         self.function = function
@@ -106,7 +107,7 @@ class Pullback:
         again = torch.is_grad_enabled()
         flat = list(leaves([args, kwargs]))
         with torch.enable_grad():
-            # each position is a value of its own, through which gradients flow on to the argument where it has any
+            # each position is a separate value, through which gradients flow to the argument if it requires them
             fresh = {i: track(flat[i]) for i in self.positions}
             by_id = {id(flat[i]): value for i, value in fresh.items()}
             args, kwargs = tree_map(lambda leaf: by_id.get(id(leaf), leaf), (args, kwargs))
@@ -116,12 +117,13 @@ class Pullback:
 
 
 def track(value: torch.Tensor) -> torch.Tensor:
-    """Return the value as one of its own, through which gradients flow on to the tensor where it has any."""
+    """Return the value as a separate tensor, through which gradients flow to the original if it requires them."""
     return value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
 
 
 class GraphProxy(Proxy):
-    """An OpaqueGraph of a trace. Other proxies without data, such as the state that attention saves, are none."""
+    """A proxy of an OpaqueGraph. Other proxies without data, such as the state that attention saves, are not of this
+    class."""
 
     __slots__ = ()
 
@@ -134,11 +136,10 @@ def keeps_graph(bound: BoundSymbol) -> bool:
 def record_with_graph(
     symbols: tuple[Symbol, Symbol], call: tuple, output: Any, targets: Mapping[str, TensorProxy]
 ) -> None:
-    """Record a call whose autograd graph is kept, and its backward.
+    """Record a call that keeps its autograd graph, and its backward.
 
     symbols: operators that run `run_opaque_forward` and `run_opaque_backward`. call: the function, its args and its
-    kwargs. targets: the arguments whose gradients torch is asked for, by the name of what the function is given in
-    their place.
+    kwargs. targets: the arguments to differentiate, by the names of the values that the function gets for them.
     """
     forward, backward = symbols
     trace = current_trace()
@@ -155,7 +156,7 @@ def record_with_graph(
 
 
 def keep_graph(function: Callable, args: tuple, kwargs: dict, output: Any) -> None:
-    """Record a call of a function of torch, whose gradients torch's autograd gives from the graph of this one run."""
+    """Record a call of a function of torch, whose gradients torch's autograd computes from the graph of this run."""
     targets = {argument.name: argument for argument in tensors([args, kwargs]) if needs_grad(argument)}
     record_with_graph((_forward, _backward), (function, args, kwargs), output, targets)
 
@@ -168,8 +169,8 @@ def _fresh(trace: Any, leaf: Any) -> Any:
 class OpaqueGraph:
     """An opaque call's state for its backward: its detached inputs and its outputs, with torch's graph between.
 
-    random: whether the call drew random numbers, so that it cannot run again. unreached: the inputs that the running
-    backward takes to have no gradient; None where it gets zeros for them.
+    random: whether the call drew random numbers, so that it cannot be rerun. unreached: the inputs that the running
+    backward assumes to have no gradient; None if it gets zeros for them.
     """
 
     function: Callable
@@ -180,24 +181,24 @@ class OpaqueGraph:
 
 
 class UnreachedInputs(Exception):
-    """Other inputs of an opaque call have no gradient than its graph's `unreached` said; that says now which."""
+    """The error when the inputs without a gradient differ from the graph's `unreached`, which is updated."""
 
 
 def _generators(device: torch.device) -> list[torch.Tensor]:
-    """Return the states of torch's own generators that a call on a device may draw from."""
+    """Return the states of torch's default generators from which a call on a device may draw."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions: tuple[int, ...]) -> tuple:
-    """Run `function` with the leaves at `positions` as fresh leaves of torch's graph; return (outputs, graph)."""
+    """Run `function` with the leaves at `positions` as new leaves of torch's graph; return (outputs, graph)."""
     flat = list(leaves([args, kwargs]))
     fresh: dict[int, torch.Tensor] = {}
     for position in positions:
         value = flat[position]
         if id(value) not in fresh:
             fresh[id(value)] = value.detach().requires_grad_()
-    if sum(id(leaf) in fresh for leaf in flat) == sum(id(each) in fresh for each in args):  # no container holds one
+    if sum(id(leaf) in fresh for leaf in flat) == sum(id(each) in fresh for each in args):  # none is in a container
         args = tuple(fresh.get(id(each), each) for each in args)
     else:
         args, kwargs = tree_map(lambda leaf: fresh.get(id(leaf), leaf), (args, kwargs))
@@ -212,9 +213,9 @@ def run_opaque_forward(function: Callable, args: tuple, kwargs: dict, positions:
 
 
 def run_opaque_backward(graph: OpaqueGraph, gradients: tuple) -> tuple:
-    """Return the gradients of the inputs; zeros in the place of None.
+    """Return the gradients of the inputs, with zeros for None.
 
-    Raises UnreachedInputs where others are None than was taken to be so: the program without them is another one.
+    Raises UnreachedInputs if other gradients are None than assumed, because the program depends on that.
     """
     pairs = [(o, g) for o, g in zip(graph.outputs, gradients, strict=True) if o.requires_grad]
     grads: tuple[torch.Tensor | None, ...] = (None,) * len(graph.inputs)

@@ -1,4 +1,5 @@
-"""Operators of aten that are no function of torch: what torch runs for its functions, gradients and transforms."""
+"""The operators of aten that are not functions of torch, which torch runs for its functions, gradients and
+transforms."""
 
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ Gradients = tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]
 
 @torchsymbol(aten.alias.default, view=View.ALWAYS, invert=lambda x, new: new)
 def alias(self: TensorProxy) -> TensorProxy:
-    """Return the same memory as another tensor. Source: aten.alias."""
+    """Return a tensor that shares the same memory. Source: aten.alias."""
     return prims.alias(self)
 
 
@@ -51,8 +52,8 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> Gradients:
-    """Return the gradients of a convolution's input, weight and bias, None where output_mask says that it is not asked
-    for. Source: aten.convolution_backward."""
+    """Return the gradients of a convolution's input, weight and bias, None for those that output_mask does not request.
+    Source: aten.convolution_backward."""
     count = input.ndim - 2
     parameters = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
     *lists, extra = [per_dim("convolution_backward", name, each, count) for name, each in parameters.items()]

@@ -1,5 +1,4 @@
-"""Checks of `out=`: its dtype (most functions cast their result into it, as an in-place form does), and its
-memory."""
+"""The checks of `out=`: its dtype (most functions cast their result to it, as in-place forms do), and its memory."""
 
 from typing import Any
 
@@ -8,7 +7,7 @@ from forge.ir.memory import Ambiguous, Memory
 from forge.ir.pytree import tensors
 from forge.prims.core import torch_check
 
-# torch refuses another dtype than the result's; so do all functions of several results
+# torch requires the exact dtype of the result here, and in all functions with several results
 _EXACT = frozenset(
     """
     torch._C._nn.elu torch._C._nn.log_sigmoid torch.abs torch.addbmm torch.addmm torch.addmv torch.amax torch.amin
@@ -26,10 +25,10 @@ _EXACT = frozenset(
     """.split()
 )
 
-# the sums and products are computed in out's dtype
+# these sums and products are computed in out's dtype
 _COMPUTED_IN = frozenset(("torch.cumprod", "torch.cumsum", "torch.prod", "torch.sum"))
 
-# torch refuses an out= in which elements of an argument lie, where it can tell
+# torch refuses an out= that overlaps an argument, if it can detect it
 _APART = frozenset(
     """
     torch.cat torch.column_stack torch.dstack torch.hstack torch.index_select torch.stack torch.take torch.vstack
@@ -38,15 +37,14 @@ _APART = frozenset(
 
 
 def with_dtype(id: str, target: Any, kwargs: dict) -> dict:
-    """Return the arguments of a call with `out=target`: its dtype is computed in, where the function takes it from
-    there."""
+    """Return the arguments of a call with `out=target`, adding its dtype if the function computes in it."""
     if id in _COMPUTED_IN and kwargs.get("dtype") is None:
         return {**kwargs, "dtype": target.dtype}
     return kwargs
 
 
 def check_dtypes(id: str, target: Any, results: Any) -> None:
-    """Raise RuntimeError where torch refuses the dtype of an out= for the result."""
+    """Raise RuntimeError if torch refuses the dtype of an out= for the result."""
     if id not in _EXACT and isinstance(results, TensorProxy):
         return
     for handle, value in zip(tensors(target), tensors(results), strict=True):
@@ -59,7 +57,7 @@ def check_dtypes(id: str, target: Any, results: Any) -> None:
 
 
 def check_apart(id: str, target: Any, arguments: Any, memory: Memory) -> None:
-    """Raise Ambiguous where torch may refuse an out= for the memory that it shares with an argument."""
+    """Raise Ambiguous if torch may refuse an out= because it shares memory with an argument."""
     if id not in _APART:
         return
     storages = [memory.ref(handle).storage for handle in tensors(target)]

@@ -1,5 +1,5 @@
-"""Parameters that are sharded over processes: each is gathered where the program reads it, and its gradient is averaged
-and scattered (FSDP). What is sent, and how, is here for eager and for executors alike.
+"""The parameters that are sharded over processes (FSDP): each is gathered where the program reads it, and its gradient
+is averaged and scattered. Eager and executors share the communication in this module.
 
 Source: Y. Zhao et al., PyTorch FSDP (2023); R. Zhang et al., SimpleFSDP (2024), for gathering in the program.
 """
@@ -29,7 +29,7 @@ def start_unshard(
     device: torch.device,
     group: ShardGroup,
 ) -> list[torch.Tensor]:
-    """Start to gather parameters by one message on a device; return what `finish_unshard` waits for."""
+    """Start to gather parameters in one message on a device; return the tensors that `finish_unshard` waits for."""
     size, name, _ = group
     started, payload = [], []
     for shard, length, dtype in zip(shards, lengths, dtypes, strict=True):
@@ -50,7 +50,7 @@ def start_unshard(
 
 
 def finish_unshard(started: Tensors, lengths: Sequence[int | None]) -> list[torch.Tensor]:
-    """Return the parameters, once they are there."""
+    """Wait for the parameters, and return them."""
     _await(started)
     return [each if length is None else _cut(each, length) for each, length in zip(started, lengths, strict=True)]
 
@@ -62,7 +62,7 @@ def start_reduce(
     device: torch.device,
     group: ShardGroup,
 ) -> list[torch.Tensor]:
-    """Start to average gradients by one message, and their parts over the replicas by another one; return what
+    """Start to average gradients in one message, and their parts over the replicas in another; return the tensors that
     `finish_reduce` waits for, on a device."""
     size, name, replicas = group
     wholes = []
@@ -80,7 +80,7 @@ def start_reduce(
 def finish_reduce(
     started: Tensors, lengths: Sequence[int | None], dtypes: Sequence[torch.dtype], read: Tensors = ()
 ) -> list[torch.Tensor]:
-    """Return this process's parts of the gradients, once they are there. read: gradients that are sent until then, so
+    """Wait for this process's parts of the gradients, and return them. read: the gradients that are being sent, kept so
     that nothing writes to their memory."""
     _await(started)
     return [
@@ -90,14 +90,14 @@ def finish_reduce(
 
 
 class _Message(NamedTuple):
-    """A message on its way, and the tensors that it reads. work: torch's Work; None of fake ones, which are not
+    """A pending message, and the tensors that it reads. work: torch's Work; None for fake tensors, which are not
     sent."""
 
     work: Any
     payload: Tensors
 
     def wait(self) -> None:
-        """Have the current stream, or the process, wait for it. Raises: CollectiveError."""
+        """Make the current stream, or the process, wait for the message. Raises: CollectiveError."""
         if self.work is not None:
             try:
                 self.work.wait()
@@ -105,7 +105,7 @@ class _Message(NamedTuple):
                 raise collective_error(error) from error
 
     def until_awaited(self, started: Tensors, copies: HostCopies) -> None:
-        """Have the first of these tensors hold the message, and its copies to or from the host, until it is awaited."""
+        """Attach the message, and its copies to or from the host, to the first of these tensors until it is awaited."""
         started[0]._forge_pending = self, copies  # type: ignore[attr-defined]
 
 
@@ -124,8 +124,8 @@ def _await(started: Tensors) -> None:
 
 
 def _as_sent(x: torch.Tensor, dtype: torch.dtype, rows: Dim) -> torch.Tensor:
-    """Return a tensor as it is sent: of a dtype, contiguous, with zeros after its last row. It is copied at most
-    once."""
+    """Return a tensor in the form in which it is sent: in a dtype, contiguous, padded with zero rows. It is copied at
+    most once."""
     length = x.shape[0]
     if length == rows:
         return x.to(dtype).contiguous()
@@ -148,7 +148,7 @@ def gather_alone(
     group: ShardGroup,
     reshard: bool | None,
 ) -> torch.Tensor:
-    """Return a parameter, gathered by a message of its own: prims.unshard."""
+    """Return a parameter, gathered in a separate message: prims.unshard."""
     return finish_unshard(start_unshard([x], [length], [dtype], device, group), [length])[0]
 
 
@@ -160,12 +160,12 @@ def reduce_alone(
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
 ) -> torch.Tensor:
-    """Return a part of a gradient, averaged by a message of its own: prims.reduce_to_shard."""
+    """Return a part of a gradient, averaged in a separate message: prims.reduce_to_shard."""
     return finish_reduce(start_reduce([x], [length], [reduce_dtype], device, group), [length], [dtype])[0]
 
 
 class _Unshard(torch.autograd.Function):
-    """prims.unshard with its gradient, to any order."""
+    """The autograd function of prims.unshard, differentiable to any order."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
@@ -180,7 +180,7 @@ class _Unshard(torch.autograd.Function):
 
 
 class _Reduce(torch.autograd.Function):
-    """prims.reduce_to_shard with its gradient, to any order."""
+    """The autograd function of prims.reduce_to_shard, differentiable to any order."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, *how: Any) -> torch.Tensor:
@@ -191,7 +191,7 @@ class _Reduce(torch.autograd.Function):
     def backward(ctx: Any, g: torch.Tensor) -> tuple:
         rows, dtype, device, length, _, _, reduce_dtype, group = ctx.how
         *_, replicas = group
-        if length is None:  # the average is in each process
+        if length is None:  # each process has the average
             return _Reduce.apply(g, None, dtype, device, reduce_dtype, group), *[None] * 5
         if replicas is not None:
             among = group_size(replicas), replicas, None
@@ -200,8 +200,8 @@ class _Reduce(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers parts of what `_Reduce` averages, divided by the number of processes: it is the transpose, and `_Reduce`
-    is its own. Unlike it, `_Unshard` has the gradient of an average over the processes."""
+    """The gathering of parts, divided by the number of processes: the transpose of `_Reduce`, which is its transpose.
+    Unlike `_Unshard`, its gradient is not that of an average over the processes."""
 
     @staticmethod
     def forward(
@@ -232,10 +232,10 @@ def unshard(
     bucket: int,
     prefetch: int,
 ) -> torch.Tensor:
-    """Return the whole of a parameter of which x is this process's part; its gradient is averaged over the processes.
+    """Return the full parameter, given this process's part x; its gradient is averaged over the processes.
 
-    bucket: the bytes that are gathered together, at most; prefetch: those that are gathered ahead of their use. The
-    others are the arguments of prims.unshard.
+    bucket: the maximum number of bytes per message; prefetch: the number of bytes gathered ahead of their use. The
+    other arguments are those of prims.unshard.
     """
     if has_torch_function_unary(x):  # while a program is traced directly
         return handle_torch_function(
@@ -256,5 +256,5 @@ def unsharded(
     bucket: int,
     prefetch: int,
 ) -> TensorProxy:
-    """Return the whole of a parameter of which each process has a part along dim 0."""
+    """Return the full parameter, given each process's part along dim 0."""
     return prims.unshard(x, length, dtype, device, reduce_dtype, group, reshard)

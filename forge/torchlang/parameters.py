@@ -1,4 +1,4 @@
-"""Parameters of torch's functions that take numbers and no tensors: a tensor given for one is read."""
+"""The parameters of torch's functions that take numbers but not tensors: a tensor passed for one is read."""
 
 import functools
 import inspect
@@ -13,8 +13,8 @@ Read = Callable[[TensorProxy], Any]
 
 
 def read_numbers(function: Any, args: tuple, kwargs: dict, read: Read) -> tuple[tuple, dict]:
-    """Return the arguments of a call with `read` of each tensor that a function takes for a number: in a size, a
-    number of parts, a slice of an index."""
+    """Return the arguments of a call with `read` applied to each tensor passed as a number: in a size, a number of
+    parts, a slice of an index."""
     symbol = find(function)
     takes = _numbers(symbol) if symbol is not None else {}
 
@@ -33,7 +33,7 @@ def _map_tensors(read: Read, value: Any) -> Any:
 
 
 def _in_slices(read: Read, value: Any) -> Any:
-    """Return an argument with `read` of each tensor in a slice."""
+    """Return an argument with `read` applied to each tensor in a slice."""
     if isinstance(value, slice):
         return _map_tensors(read, value)
     if type(value) is tuple and any(isinstance(item, slice) for item in value):
@@ -46,7 +46,8 @@ _OTHERS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD:
 
 @functools.cache
 def _numbers(symbol: Symbol) -> dict[int | str, bool]:
-    """Return whether each parameter takes numbers and no tensors, by place and by name; "*" and "**" for others."""
+    """Return whether each parameter takes numbers but not tensors, by position and by name; "*" and "**" for the
+    rest."""
     takes: dict[int | str, bool] = {}
     for place, (name, parameter) in enumerate(inspect.signature(symbol.definition).parameters.items()):
         is_number = _is_number(parameter.annotation)
@@ -65,6 +66,6 @@ def _is_number(annotation: Any) -> bool:
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """Return the types that an annotation is made of."""
+    """Return the types in an annotation."""
     parts = get_args(annotation)
     return set().union(*map(_kinds, parts)) if parts else {annotation}

@@ -1,5 +1,5 @@
-"""Random numbers of DTensors on devices whose generators have an offset: each process draws from where its part is in
-the whole, so that all parts together are what one process would draw.
+"""The random numbers of DTensors on devices whose generators have an offset: each process draws from its part's offset,
+so that all parts together equal the draw of a single process.
 
 Source: torch.distributed.tensor's OffsetBasedRNGTracker.
 """
@@ -9,11 +9,11 @@ import torch
 from forge.ir import Dim
 from forge.torch_internals.distributed import sync_generators
 
-_before: dict[torch.device, int] = {}  # the offset of a generator while a part is drawn
+_before: dict[torch.device, int] = {}  # the offset of a generator before the draw of a part
 
 
 def part_offsets(numel: Dim, part_numel: Dim, index: int) -> tuple[Dim, Dim]:
-    """Return the offsets of a generator at which the numbers of a part begin, and at which those of the whole end."""
+    """Return the generator offsets of the beginning of a part and of the end of the whole."""
     return _whole_blocks(part_numel * index), _whole_blocks(numel)
 
 
@@ -29,7 +29,7 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 def begin_partial_draw(device: torch.device, offset: int) -> None:
-    """Have a device's generator draw from an offset on: that of this process's part."""
+    """Move a device's generator to an offset, that of this process's part."""
     sync_generators(device.type)
     generator = generator_of(device)
     _before[device] = generator.get_offset()
@@ -37,5 +37,5 @@ def begin_partial_draw(device: torch.device, offset: int) -> None:
 
 
 def end_partial_draw(device: torch.device, offset: int) -> None:
-    """Move a device's generator to an offset from where the draw began: behind all parts."""
+    """Move a device's generator to an offset, behind all parts, relative to the beginning of the draw."""
     generator_of(device).set_offset(_before.pop(device) + offset)

@@ -1,4 +1,4 @@
-"""Functions of torch that write at places, read by a mask, or say where and what elements are."""
+"""The functions of torch that write at given indices, read by a mask, or return where and what elements are."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -22,7 +22,7 @@ Indices = Sequence[TensorProxy]
 def diagonal_scatter(
     input: TensorProxy, src: TensorProxy, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> TensorProxy:
-    """Return input with the diagonal that torch.diagonal shows replaced by src."""
+    """Return input with the diagonal that torch.diagonal views replaced by src."""
     diagonal = shapes.diagonal(input, offset, dim1, dim2)
     torch_check(
         same_shape(src.shape, diagonal.shape),
@@ -71,7 +71,7 @@ def _check_index_reduce(input: TensorProxy, dim: int, index: TensorProxy, source
 def index_reduce(
     input: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy, reduce: str, *, include_self: bool = True
 ) -> TensorProxy:
-    """input with the slices of source that `index` names for one place reduced: "prod", "mean", "amax" or "amin"."""
+    """Return input with the slices of source that have the same `index` reduced: "prod", "mean", "amax" or "amin"."""
     dim = check_dim("index_reduce", dim, input.ndim)
     _check_index_reduce(input, dim, index, source, reduce)
     if source.ndim == 0:
@@ -84,7 +84,8 @@ def index_reduce(
 
 @torchsymbol(torch.put, Tensor.put, inplace=Tensor.put_)
 def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate: bool = False) -> TensorProxy:
-    """input with its elements at flat places replaced by (with `accumulate`, increased by) source's, in order."""
+    """Return input with its elements at flat indices replaced by (with `accumulate`, increased by) source's, in
+    order."""
     torch_check(index.dtype == torch.int64, lambda: f"put_(): Expected a long tensor for index, but got {index}")
     torch_check(
         input.dtype == source.dtype,
@@ -105,7 +106,7 @@ def put(input: TensorProxy, index: TensorProxy, source: TensorProxy, accumulate:
     return clang.reshape(new, input.shape)
 
 
-# by a mask, at places that may be outside where it is false
+# by a mask, at indices that may be out of range where it is false
 
 
 def _check_masked(op: str, input: TensorProxy, mask: TensorProxy, indices: Indices) -> None:
@@ -123,7 +124,7 @@ def _clip(index: TensorProxy, low: Dim, high: Dim) -> TensorProxy:
 
 @torchsymbol(torch_unsafe_masked_index)
 def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices, fill: Number) -> TensorProxy:
-    """Return input[indices] where mask is true, else `fill`; places outside count as the nearest ones."""
+    """Return input[indices] where mask is true, else `fill`; indices out of range are clamped."""
     op = "_unsafe_masked_index"
     _check_masked(op, input, mask, indices)
     if statically_true(input.numel() == 0):
@@ -135,7 +136,7 @@ def _unsafe_masked_index(input: TensorProxy, mask: TensorProxy, indices: Indices
 
 
 def _as(dtype: torch.dtype, number: Number) -> Number:
-    """Return a number as torch casts it to a dtype."""
+    """Return a number cast to a dtype as torch does."""
     return number if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool else int(cast(float, number))
 
 
@@ -143,7 +144,7 @@ def _as(dtype: torch.dtype, number: Number) -> Number:
 def _unsafe_masked_index_put_accumulate(
     input: TensorProxy, mask: TensorProxy, indices: Indices, values: TensorProxy
 ) -> TensorProxy:
-    """Return input with values, where mask is true, added at `indices`; negative places count from the end."""
+    """Return input with values, where mask is true, added at `indices`; negative indices count from the end."""
     op = "_unsafe_masked_index_put_accumulate"
     _check_masked(op, input, mask, indices)
     if statically_true(input.numel() == 0):
@@ -168,14 +169,14 @@ prims.register_vjp(
 )
 
 
-# values of elements, and their places
+# values of elements, and their indices
 
 
 @torchsymbol(torch.isin)
 def isin(
     elements: TensorOrNumber, test_elements: TensorOrNumber, *, assume_unique: bool = False, invert: bool = False
 ) -> TensorProxy:
-    """Return whether each element is one of the others (is none, with `invert`). nan is none. Dtypes: real, not
+    """Return whether each element is in test_elements (is not, with `invert`). nan is in none. Dtypes: real, not
     bool."""
     check_operands("isin", elements=elements, test_elements=test_elements)
     for each in (elements, test_elements):
@@ -205,8 +206,7 @@ def _is_in(elements: TensorOrNumber, others: TensorOrNumber) -> TensorProxy:
 
 @torchsymbol(torch.functional.unravel_index)
 def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[TensorProxy, ...]:
-    """Return the indices along each dim of a tensor of `shape` that flat indices stand for. Dtypes: integer; out is
-    int64."""
+    """Return the indices along each dim of a tensor of `shape` for flat indices. Dtypes: integer; out is int64."""
     check(
         clang.category(indices.dtype) == 1,
         lambda: f"unravel_index: expected 'indices' to be integer dtype, but got {indices}",
@@ -225,7 +225,7 @@ def unravel_index(indices: TensorProxy, shape: Dim | Sequence[Dim]) -> tuple[Ten
     return tuple(reversed(result))
 
 
-# hashes, and the places of what is not 0
+# hashes, and the indices of nonzero elements
 
 
 @torchaliases("hash_tensor")
@@ -240,7 +240,7 @@ def hash_tensor(
 
 @torchaliases("nonzero_static")
 def nonzero_static(input: TensorProxy, *, size: Dim, fill_value: int = -1) -> TensorProxy:
-    """Return the places of the first `size` elements that are not 0, one in a row, and after these fill_value."""
+    """Return the indices of the first `size` nonzero elements, one per row, padded with fill_value."""
     torch_check(
         not statically_true(size < 0), lambda: f"nonzero_static: 'size' must be an non-negative integer, not {size}"
     )

@@ -1,6 +1,6 @@
-"""Random functions of torch. Each draws from the default generator of its device, as eager does, in eager's order.
+"""The random functions of torch. Each draws from the default generator of its device, as eager does, in eager's order.
 
-A `generator` of the user's own is not supported.
+A user's `generator` is not supported.
 """
 
 import math
@@ -31,7 +31,7 @@ RANDOM_CONSTANT = (Tag.RANDOM, Tag.ZERO_GRAD)
 
 
 def _of_size(name: str, draw: Callable, meaning: str) -> Symbol:
-    """torch.rand and torch.randn: the size as several arguments or one."""
+    """Return the symbol of torch.rand or torch.randn: the size as several arguments or one."""
 
     @with_options(*FACTORY, "generator")
     def body(*size: Lengths, dtype: Dtype = None, device: Device = None, **kwargs: Lengths) -> TensorProxy:
@@ -64,7 +64,7 @@ randn = _of_size("randn", _normal, "Normally distributed.")
 
 
 def _like(name: str, draw: Callable, meaning: str) -> Symbol:
-    """torch.rand_like and torch.randn_like."""
+    """Return the symbol of torch.rand_like or torch.randn_like."""
 
     @with_options(*FACTORY, "memory_format", "generator")
     def body(input: TensorProxy, *, dtype: Dtype = None, device: Device = None) -> TensorProxy:
@@ -80,7 +80,7 @@ randn_like = _like("randn_like", _normal, "Normally distributed.")
 
 
 def _bounds(op: str, args: tuple, low: Dim | None, high: Dim | None) -> tuple[Dim, Dim, tuple]:
-    """low (0 unless two are given), high, and what follows them."""
+    """Return low (0 if only one bound is given), high, and the arguments that follow them."""
     numbers = [arg for arg in args if isinstance(arg, INT_TYPES)]
     rest = tuple(arg for arg in args if not isinstance(arg, INT_TYPES))
     if len(numbers) == 2:
@@ -167,7 +167,7 @@ def multinomial(input: TensorProxy, num_samples: int, replacement: bool = False)
 @torchsymbol(torch.bernoulli, Tensor.bernoulli, tags=RANDOM_CONSTANT)
 @with_options("generator")
 def bernoulli(input: TensorProxy, p: float | None = None) -> TensorProxy:
-    """1 with probability `p`, or input's elements, else 0. Shapes and dtypes: input's."""
+    """Return 1 with probability `p`, or with input's elements as probabilities, else 0. Shapes and dtypes: input's."""
     return prims.bernoulli(input.shape, input if p is None else p, input.dtype, input.device)
 
 
@@ -181,11 +181,11 @@ def _no_slope(x: TensorProxy) -> TensorProxy:
     return prims.full(x.shape, 0, x.dtype, x.device)
 
 
-# methods that fill a tensor: as pure functions, which draw what a tensor like it would be filled with
+# methods that fill a tensor, as pure functions that draw the values for a tensor like it
 
 
 def fills(name: str) -> Callable[[Callable], Symbol]:
-    """Make a body the meaning of Tensor.name, which writes random numbers into its tensor.
+    """Return a decorator that makes a body the meaning of Tensor.name, which writes random numbers into its tensor.
 
     The tensor's previous value, and parameters that are tensors, get gradients of zeros, as in eager.
     """
@@ -235,7 +235,7 @@ def fill_normal(self: TensorProxy, mean: float = 0, std: float = 1) -> TensorPro
 
 @fills("bernoulli_")
 def fill_bernoulli(self: TensorProxy, p: TensorProxy | float = 0.5) -> TensorProxy:
-    """1 with probability `p`, else 0. Shapes and dtypes: self's."""
+    """Return 1 with probability `p`, else 0. Shapes and dtypes: self's."""
     return prims.bernoulli(self.shape, p, self.dtype, self.device, like=self)
 
 
@@ -247,7 +247,7 @@ def exponential(self: TensorProxy, lambd: float = 1) -> TensorProxy:
 
 @fills("random_")
 def fill_random(self: TensorProxy, *args: int, **kwargs: Any) -> TensorProxy:
-    """Draw integers, uniform: random_() over what the dtype holds, random_(to) from 0, random_(from, to)."""
+    """Draw integers, uniform: random_() over the dtype's range, random_(to) from 0, random_(from, to)."""
     if len(args) == 1 and not kwargs:
         args = (0, *args)
     low, high = _range(args, kwargs, None)
@@ -257,7 +257,7 @@ def fill_random(self: TensorProxy, *args: int, **kwargs: Any) -> TensorProxy:
 
 
 def _above(dtype: torch.dtype) -> int:
-    """Return the integer after the last that a dtype holds exactly."""
+    """Return the integer after the largest that a dtype represents exactly."""
     if dtype.is_floating_point:
         return int(2 / torch.finfo(dtype).eps) + 1
     return 2 if dtype == torch.bool else torch.iinfo(dtype).max
@@ -267,7 +267,7 @@ def _above(dtype: torch.dtype) -> int:
 
 
 def check_probability(op: str, p: float) -> None:
-    """Raise ValueError unless p is a probability; RuntimeError for nan, which torch's Python functions let pass."""
+    """Raise ValueError unless p is a probability; RuntimeError for nan, which torch's Python functions accept."""
     check(
         0 <= p <= 1,
         lambda: f"{op}: dropout probability has to be between 0 and 1, but got {p}",
@@ -276,9 +276,10 @@ def check_probability(op: str, p: float) -> None:
 
 
 def apply_dropout(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None = None) -> TensorProxy:
-    """x with elements (or channels, by noise_shape) zeroed with probability p, the others scaled to keep the mean.
+    """Return x with elements (or channels, by noise_shape) zeroed with probability p, the others scaled to keep the
+    mean.
 
-    x itself, and nothing drawn, where p is 0 or not in training.
+    If p is 0, or not in training, return x itself and draw nothing.
     """
     if not training or p == 0 or prims.statically_true(x.numel() == 0):
         return x
@@ -293,7 +294,7 @@ def _run_dropout_(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 def _dropout_mask(x: TensorProxy, p: float, noise_shape: Sequence[Dim] | None) -> TensorProxy:
-    """1 for what dropout keeps, 0 for what it zeroes."""
+    """Return 1 for the elements that dropout keeps, 0 for those that it zeroes."""
     if noise_shape is None:
         return prims.bernoulli(x.shape, 1 - p, noise_dtype(x.dtype), x.device, like=x)
     return prims.bernoulli(tuple(noise_shape), 1 - p, noise_dtype(x.dtype), x.device)
@@ -308,7 +309,7 @@ def noise_dtype(dtype: torch.dtype) -> torch.dtype:
 def dropout_(input: TensorProxy, p: float, train: bool) -> TensorProxy:
     """Zero elements with probability p in training, the others scaled to keep the mean.
 
-    A symbol of its own: on a GPU, eager draws other numbers in place than torch.dropout does.
+    It is a separate symbol because on a GPU, eager's in-place form draws other numbers than torch.dropout.
     """
     check_torch_probability("dropout_", p)
     return apply_dropout(input, p, train)
@@ -350,7 +351,7 @@ def check_torch_probability(op: str, p: float) -> None:
 
 @torchsymbol(torch.native_dropout)
 def native_dropout(input: TensorProxy, p: float, train: bool | None) -> tuple[TensorProxy, TensorProxy]:
-    """(elements zeroed with probability p in training and the others scaled, which were kept)."""
+    """Return (elements zeroed with probability p in training and the others scaled, the mask of those kept)."""
     check_torch_probability("native_dropout", p)
     if train is False or p == 0 or prims.statically_true(input.numel() == 0):
         return prims.clone(input), prims.full(input.shape, True, torch.bool, input.device)
@@ -389,7 +390,7 @@ def dropout1d(input: TensorProxy, p: float = 0.5, training: bool = True) -> Tens
 
 
 def _of_one(x: TensorProxy, p: float, training: bool) -> TensorProxy:
-    """Channel-wise dropout of a sample without a batch dim."""
+    """Apply channel-wise dropout to a sample without a batch dim."""
     if not training or p == 0:
         return x
     return clang.squeeze(_by_channel(clang.unsqueeze(x, 0), p, training), (0,))
@@ -413,7 +414,7 @@ ALPHA = 1.7580993408473766
 
 
 def _alpha_dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequence[Dim] | None) -> TensorProxy:
-    """Set elements to SELU's lowest value with probability p; scaled and shifted to keep mean and variance."""
+    """Set elements to SELU's lowest value with probability p, then scale and shift to keep mean and variance."""
     if not training or p == 0 or prims.statically_true(x.numel() == 0):
         return x
     if p == 1:
@@ -425,14 +426,14 @@ def _alpha_dropped(x: TensorProxy, p: float, training: bool, noise_shape: Sequen
 
 @torchsymbol(F.alpha_dropout, inplace_position=3)
 def alpha_dropout(input: TensorProxy, p: float = 0.5, training: bool = False) -> TensorProxy:
-    """Dropout for SELU: keeps mean and variance of a standard normal input."""
+    """Apply dropout for SELU, which keeps the mean and variance of a standard normal input."""
     check_probability("alpha_dropout", p)
     return _alpha_dropped(input, p, training, None)
 
 
 @torchsymbol(torch.alpha_dropout, inplace=torch.alpha_dropout_)
 def torch_alpha_dropout(input: TensorProxy, p: float, train: bool) -> TensorProxy:
-    """Dropout for SELU: keeps mean and variance of a standard normal input."""
+    """Apply dropout for SELU, which keeps the mean and variance of a standard normal input."""
     check_torch_probability("alpha_dropout", p)
     return _alpha_dropped(input, p, train, None)
 

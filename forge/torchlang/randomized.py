@@ -1,4 +1,4 @@
-"""Random functions of torch whose numbers torch's library draws as a whole."""
+"""The random functions of torch that torch's library draws in one operator."""
 
 import torch
 import torch.nn.functional as F
@@ -20,30 +20,30 @@ Generator = torch.Generator | None
 
 @fills("cauchy_")
 def fill_cauchy(self: TensorProxy, median: float = 0, sigma: float = 1) -> TensorProxy:
-    """Numbers of a Cauchy distribution. Shapes and dtypes: self's."""
+    """Draw samples of a Cauchy distribution. Shapes and dtypes: self's."""
     return prims.cauchy(self, median, sigma)
 
 
 @fills("geometric_")
 def fill_geometric(self: TensorProxy, p: float) -> TensorProxy:
-    """Return samples of the number of tries until a success of probability `p`. Shapes and dtypes: self's."""
+    """Draw the number of trials until a success of probability `p`. Shapes and dtypes: self's."""
     prims.check_dtype("geometric_", self, prims.REAL)
     return prims.geometric(self, p)
 
 
 @fills("log_normal_")
 def fill_log_normal(self: TensorProxy, mean: float = 1, std: float = 2) -> TensorProxy:
-    """e to the power of normally distributed numbers. Shapes and dtypes: self's."""
+    """Draw samples of a log-normal distribution. Shapes and dtypes: self's."""
     prims.check_dtype("log_normal_", self, prims.REAL)
     return prims.log_normal(self, mean, std)
 
 
-# of a tensor of parameters, whose gradients are zeros, as in eager
+# with a tensor of parameters, whose gradients are zeros, as in eager
 
 
 @torchsymbol(torch.poisson, tags=RANDOM_CONSTANT)
 def poisson(input: TensorProxy, generator: Generator = None) -> TensorProxy:
-    """Numbers of Poisson distributions with these rates."""
+    """Draw samples of Poisson distributions with these rates."""
     check_supported("poisson", generator=generator)
     return prims.poisson(input)
 
@@ -51,32 +51,32 @@ def poisson(input: TensorProxy, generator: Generator = None) -> TensorProxy:
 prims.register_vjp(poisson, input=lambda g, input: prims.full(input.shape, 0, input.dtype, input.device))
 
 
-# of a tensor of parameters, as torch.distributions draws them
+# with a tensor of parameters, as torch.distributions draws them
 
 
 @torchsymbol(torch.binomial, tags=[Tag.RANDOM])
 def binomial(count: TensorProxy, prob: TensorProxy, generator: Generator = None) -> TensorProxy:
-    """Return the number of successes in `count` tries of probability `prob`."""
+    """Draw the number of successes in `count` trials of probability `prob`."""
     check_supported("binomial", generator=generator)
     return prims.binomial(count, prob)
 
 
 @torchsymbol(torch_sample_dirichlet, tags=[Tag.RANDOM])
 def sample_dirichlet(self: TensorProxy, generator: Generator = None) -> TensorProxy:
-    """Numbers of Dirichlet distributions with these concentrations, one distribution a row."""
+    """Draw samples of Dirichlet distributions with these concentrations, one distribution per row."""
     check_supported("_sample_dirichlet", generator=generator)
     return prims.sample_dirichlet(self)
 
 
 @torchsymbol(torch_dirichlet_grad)
 def dirichlet_grad(x: TensorProxy, alpha: TensorProxy, total: TensorProxy) -> TensorProxy:
-    """Return the derivative of numbers of Dirichlet distributions by their concentrations `alpha`, of sum `total`."""
+    """Return the derivative of Dirichlet samples with respect to their concentrations `alpha`, of sum `total`."""
     return prims.dirichlet_grad(x, alpha, total)
 
 
 @torchsymbol(torch_standard_gamma, tags=[Tag.RANDOM])
 def standard_gamma(self: TensorProxy, generator: Generator = None) -> TensorProxy:
-    """Numbers of gamma distributions with these concentrations and rate 1."""
+    """Draw samples of gamma distributions with these concentrations and rate 1."""
     check_supported("_standard_gamma", generator=generator)
     return prims.standard_gamma(self)
 
@@ -105,14 +105,16 @@ def torch_rrelu(
     training: bool = False,
     generator: Generator = None,
 ) -> TensorProxy:
-    """input, times a number uniform in [lower, upper) where it is not positive; times their mean but in training."""
+    """Return input, multiplied where it is not positive by a number uniform in [lower, upper), in evaluation by their
+    mean."""
     check_supported("rrelu", generator=generator)
     return _rrelu(input, lower, upper, training)
 
 
 @torchsymbol(F.rrelu, inplace_position=4)
 def rrelu(input: TensorProxy, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False) -> TensorProxy:
-    """input, times a number uniform in [lower, upper) where it is not positive; times their mean but in training."""
+    """Return input, multiplied where it is not positive by a number uniform in [lower, upper), in evaluation by their
+    mean."""
     return _rrelu(input, lower, upper, training)
 
 
@@ -120,7 +122,7 @@ def rrelu(input: TensorProxy, lower: float = 1.0 / 8, upper: float = 1.0 / 3, tr
 def gumbel_softmax(
     logits: TensorProxy, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> TensorProxy:
-    """softmax of the logits with noise, over tau; where `hard`, 1 at its largest in the forward alone."""
+    """Return softmax of (logits + Gumbel noise) / tau; with `hard`, one-hot in the forward only."""
     dims = clang.canonical_dims("gumbel_softmax", dim, logits.ndim)
     noise = -clang.log(prims.exponential(logits.shape, 1, logits.dtype, logits.device))
     soft = softmax((logits + noise) / tau, dim)

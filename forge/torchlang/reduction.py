@@ -1,6 +1,6 @@
-"""Reductions and scans of torch, sorting and selection.
+"""The reductions and scans of torch, sorting and selection.
 
-What torch returns as a named tuple is one.
+Results are named tuples where torch's are.
 """
 
 import builtins
@@ -20,7 +20,7 @@ Dims = int | Sequence[int] | None
 
 
 def _make_sum(name: str) -> Symbol:
-    """sum, mean, nansum, nanmean: over some dims or all, in a dtype."""
+    """Return the symbol of sum, mean, nansum or nanmean: over some dims or all, in a dtype."""
     targets: dict[str, Callable[..., TensorProxy]] = {"sum": clang.sum, "mean": clang.mean}
     target = (targets | {"nansum": _nansum, "nanmean": _nanmean})[name]
 
@@ -34,13 +34,13 @@ def _make_sum(name: str) -> Symbol:
 
 
 def _nansum(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
-    """Return the sum of what is not nan over `dims` (all by default). Dtypes: real."""
+    """Return the sum of elements that are not nan over `dims` (all by default). Dtypes: real."""
     prims.check_dtype("nansum", x, prims.REAL)
     return clang.sum(clang.where(clang.isnan(x), 0, x), dims, keepdim, dtype)
 
 
 def _nanmean(x: TensorProxy, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> TensorProxy:
-    """Return the mean of what is not nan over `dims` (all by default). Dtypes: floating point."""
+    """Return the mean of elements that are not nan over `dims` (all by default). Dtypes: floating point."""
     prims.check_dtype("nanmean", x, prims.FLOAT)
     prims.check_dtype("nanmean", x, prims.REAL)
     numbers = clang.sum(clang.logical_not(clang.isnan(x)), dims, keepdim)
@@ -54,7 +54,7 @@ nanmean = _make_sum("nanmean")
 
 
 def _register_without_nan(symbol: Symbol) -> None:
-    """Multiply the gradient by 0 where the input is nan, as torch does; an infinite one becomes nan."""
+    """Multiply the gradient by 0 where the input is nan, as torch does; an infinite gradient becomes nan."""
 
     @register_grad(symbol)
     def rule(
@@ -78,14 +78,13 @@ _register_without_nan(nanmean)
 def prod(
     input: TensorProxy, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorProxy:
-    """Return the product over one dim or all. Dtypes: integers and bools are multiplied as int64 unless `dtype` is
-    given."""
+    """Return the product over one dim or all. Dtypes: integers and bools are multiplied as int64 by default."""
     return clang.prod(input, dim, keepdim, dtype)
 
 
 @torchsymbol(Tensor.sum_to_size)
 def sum_to_size(self: TensorProxy, *size: Lengths) -> TensorProxy:
-    """Return self summed over what broadcasting to its shape would repeat."""
+    """Return self summed over the dims that broadcasting to its shape would expand."""
     shape = clang.lengths(size)
     offset = self.ndim - len(shape)
     torch_check(
@@ -125,7 +124,7 @@ def _quantifier(name: str) -> Symbol:
     target = getattr(clang, name)
 
     def body(input: TensorProxy, dim: Dims = None, keepdim: bool = False) -> TensorProxy:
-        if isinstance(dim, (tuple, list)) and not dim:  # over no dim, where other reductions take () for all
+        if isinstance(dim, (tuple, list)) and not dim:  # over no dim, while other reductions interpret () as all
             out = clang.ne(input, 0)
             return clang.convert(out, torch.uint8) if input.dtype == torch.uint8 else out
         return target(input, dim, keepdim)
@@ -146,7 +145,7 @@ def count_nonzero(input: TensorProxy, dim: Dims = None) -> TensorProxy:
 
 @torchaliases("logsumexp")
 def logsumexp(input: TensorProxy, dim: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """log(sum(e^input)) over dim, without overflow."""
+    """Return log(sum(e^input)) over dim, without overflow."""
     return clang.logsumexp(input, dim, keepdim)
 
 
@@ -154,7 +153,7 @@ def logsumexp(input: TensorProxy, dim: Dims = None, keepdim: bool = False) -> Te
 
 
 def _spread_arguments(dim: Any, unbiased: bool | None, correction: Number | None) -> tuple[Dims, Number]:
-    """Return (dims, correction) of var(unbiased), var(dim, unbiased, keepdim) and var(dim, correction=…)."""
+    """Return (dims, correction) from var(unbiased), var(dim, unbiased, keepdim) or var(dim, correction=…)."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     if correction is None:
@@ -192,11 +191,11 @@ var, std = _variance("var", clang.var), _variance("std", clang.std)
 var_mean, std_mean = _variance("var_mean", clang.var, True), _variance("std_mean", clang.std, True)
 
 
-# extremes with their places
+# extremes with their indices
 
 
 def _keep_dim(pair: tuple, input: TensorProxy, dim: int, keepdim: bool) -> list[TensorProxy]:
-    """Return the outputs of a reduction over one dim, with that dim back at length 1 where it is to be kept."""
+    """Return the outputs of a reduction over one dim, with that dim restored at length 1 if keepdim."""
     if not keepdim or input.ndim == 0:
         return list(pair)
     return [clang.keep_dims(each, input, (prims.check_dim("keepdim", dim, input.ndim),)) for each in pair]
@@ -237,14 +236,14 @@ min = _extremum("min", prims.min_dim, clang.amin, clang.minimum)
 
 
 def _chosen_of_all(symbol: Symbol, x: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """Return an element that was chosen of all, and where x is it; nan is one where it was."""
+    """Return the element that a symbol selects of all, and the mask of x equal to it; nan equals a selected nan."""
     with outside_regions():
         out = symbol(x)
         return out, (x == out) | (clang.isnan(x) & clang.isnan(out))
 
 
 def _register_over_all(symbol: Symbol) -> None:
-    """Share the gradient among the elements that are the extremum; nan is one where it is the result."""
+    """Share the gradient among the elements that equal the extremum; nan equals nan."""
 
     @register_grad(symbol)
     def rule(input: TensorProxy, *others: Any, **options: Any) -> TensorProxy:
@@ -313,7 +312,7 @@ def _middle(name: str) -> Symbol:
             g = g if keepdim or input.ndim == 0 else clang.unsqueeze(g, dim)
             put_grad(input, clang.place_along_dim(g, indices, dim, input.shape))
             return out
-        out, winners = _chosen_of_all(symbol, input)  # they share the gradient, as in torch
+        out, winners = _chosen_of_all(symbol, input)  # ties share the gradient, as in torch
         put_grad(input, clang.where(winners, get_grad(out) / clang.sum(winners), 0))
         return out
 
@@ -413,8 +412,8 @@ cummin = _running_extremum("cummin")
 
 @torchsymbol(*aliases("histc"), tags=[Tag.NOT_DIFFERENTIABLE])
 def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0) -> TensorProxy:
-    """Return the number of elements in each of `bins` equal parts of [min, max], of their own range where those are
-    equal."""
+    """Return the number of elements in each of `bins` equal parts of [min, max], or of the elements' range if min
+    equals max."""
     prims.check_dtype("aminmax" if min == max else "histc", input, prims.REAL)
     return prims.histc(input, bins, min, max)
 
@@ -423,7 +422,7 @@ def histc(input: TensorProxy, bins: int = 100, min: Number = 0, max: Number = 0)
 def diff(
     input: TensorProxy, n: int = 1, dim: int = -1, prepend: TensorProxy | None = None, append: TensorProxy | None = None
 ) -> TensorProxy:
-    """Return each element less the one before it along `dim`, n times. Dtypes: bools are compared (xor)."""
+    """Return the differences of neighbours along `dim`, n times. Dtypes: bools are compared (xor)."""
     torch_check(input.ndim > 0, lambda: f"diff: expects input to be at least one-dimensional, but it is {input}")
     torch_check(n >= 0, lambda: f"diff: order must be non-negative but got {n}")
     dim = prims.check_dim("diff", dim, input.ndim)

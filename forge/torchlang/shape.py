@@ -1,6 +1,6 @@
-"""Functions of torch that show a tensor's elements in another shape or order.
+"""The functions of torch that return a tensor's elements in another shape or order.
 
-One file, though long: each is a few lines, and torch has most of them in several forms.
+The file is long because torch has most functions in several forms.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Format = torch.memory_format
 
 
 def varargs(first: Any, rest: tuple) -> tuple:
-    """x.view(2, 3) and x.view((2, 3)) alike."""
+    """Return the arguments of x.view(2, 3) and x.view((2, 3)) alike."""
     return tuple(first) if isinstance(first, (tuple, list)) else (first, *rest)
 
 
@@ -94,25 +94,25 @@ def reshape_as(self: TensorProxy, other: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.flatten, Tensor.flatten, view=_view_if_row_major, invert=_reshape_back)
 def flatten(input: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
-    """Return the dims from start_dim to end_dim as one; a 0-d tensor becomes 1-d."""
+    """Flatten the dims from start_dim to end_dim; a 0-d tensor becomes 1-d."""
     return clang.flatten(input, start_dim, end_dim)
 
 
 @torchsymbol(torch.ravel, Tensor.ravel, view=_view_if_row_major, invert=_reshape_back)
 def ravel(input: TensorProxy) -> TensorProxy:
-    """Return all elements in one dim."""
+    """Flatten all dims."""
     return clang.reshape(input, (-1,))
 
 
 @torchsymbol(torch.unflatten, Tensor.unflatten, view=View.ALWAYS, invert=_reshape_back)
 def unflatten(input: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
-    """Return one dim split into several, the length of one of which may be -1."""
+    """Split one dim into several; one length may be -1."""
     return clang.unflatten(input, dim, sizes)
 
 
 @torchsymbol(torch.unsqueeze, Tensor.unsqueeze, view=View.ALWAYS, invert=_reshape_back)
 def unsqueeze(input: TensorProxy, dim: int) -> TensorProxy:
-    """Return a dim of length 1 before `dim`."""
+    """Insert a dim of length 1 before `dim`."""
     return clang.unsqueeze(input, dim)
 
 
@@ -158,7 +158,8 @@ def broadcast_tensors(*tensors: Any) -> tuple[TensorProxy, ...]:
 
 @torchsymbol(torch.functional.meshgrid, vf_meshgrid)
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TensorProxy, ...]:
-    """Coordinate grids of vectors: "ij" (the default) for matrix order, "xy" with the first two dims exchanged."""
+    """Return coordinate grids of vectors: "ij" (the default) for matrix order, "xy" with the first two dims
+    exchanged."""
     tensors = varargs(tensors[0], tensors[1:])
     torch_check(
         indexing in (None, "ij", "xy"),
@@ -212,7 +213,7 @@ atleast_1d, atleast_2d, atleast_3d = _atleast(1), _atleast(2), _atleast(3)
     invert=lambda x, new, dim0, dim1: clang.transpose(new, dim0, dim1),
 )
 def transpose(input: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
-    """Return two dims exchanged."""
+    """Exchange two dims."""
     return clang.transpose(input, dim0, dim1)
 
 
@@ -223,7 +224,7 @@ def transpose(input: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
     invert=lambda x, new, axis0, axis1: clang.transpose(new, axis0, axis1),
 )
 def swapaxes(input: TensorProxy, axis0: int, axis1: int) -> TensorProxy:
-    """Return two dims exchanged."""
+    """Exchange two dims."""
     return clang.transpose(input, axis0, axis1)
 
 
@@ -238,13 +239,13 @@ def _permute_back(x: TensorProxy, new: TensorProxy, *args: Any, dims: Sequence[i
 
 @torchsymbol(Tensor.permute, view=View.ALWAYS, invert=_permute_back)
 def tensor_permute(self: TensorProxy, *args: Lengths, dims: Sequence[int] | None = None) -> TensorProxy:
-    """Dim i is dim dims[i] of self."""
+    """Permute the dims: dim i is dim dims[i] of self."""
     return clang.permute(self, _sizes(args, dims, "permute"))
 
 
 @torchsymbol(torch.permute, view=View.ALWAYS, invert=_permute_back)
 def permute(input: TensorProxy, dims: Sequence[int]) -> TensorProxy:
-    """Dim i is dim dims[i] of input."""
+    """Permute the dims: dim i is dim dims[i] of input."""
     return clang.permute(input, dims)
 
 
@@ -272,7 +273,7 @@ def _t(x: TensorProxy) -> TensorProxy:
 def _own_inverse(
     name: str, meaning: Callable[[TensorProxy], TensorProxy], *functions: Callable, attribute: bool = False
 ) -> Symbol:
-    """Return a view without arguments that undoes itself."""
+    """Return the symbol of a view without arguments that is its own inverse."""
 
     def body(input: TensorProxy) -> TensorProxy:
         return meaning(input)
@@ -287,7 +288,7 @@ def _own_inverse(
     )(body)
 
 
-# Dynamo says torch.ops.aten.numpy_T where the program reads .T, since torch 2.14.
+# Since torch 2.14, Dynamo records torch.ops.aten.numpy_T for .T.
 t = _own_inverse("t", _t, torch.t, Tensor.t)
 T = _own_inverse("T", clang.reverse_dims, getter("T"), torch.ops.aten.numpy_T, attribute=True)
 
@@ -313,7 +314,7 @@ adjoint = _own_inverse("adjoint", _adjoint, torch.adjoint, Tensor.adjoint)
 
 @torchsymbol(torch.select, Tensor.select, view=View.ALWAYS)
 def select(input: TensorProxy, dim: int, index: Dim) -> TensorProxy:
-    """input[index] along `dim`, which goes."""
+    """Return input[index] along `dim`, without that dim."""
     return clang.select(input, dim, index)
 
 
@@ -345,7 +346,7 @@ def _narrow(op: str, x: TensorProxy, dim: int, start: Any, length: Dim) -> tuple
 
 def _narrow_view(args: tuple, kwargs: dict) -> View:
     start = kwargs["start"] if "start" in kwargs else args[2]
-    return View.NEVER if isinstance(start, TensorProxy) else View.ALWAYS  # Dynamo's fake tensors know where it begins
+    return View.NEVER if isinstance(start, TensorProxy) else View.ALWAYS  # Dynamo's fake tensors know the offset
 
 
 def _narrow_back(x: TensorProxy, new: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorProxy:
@@ -355,14 +356,14 @@ def _narrow_back(x: TensorProxy, new: TensorProxy, dim: int, start: Dim, length:
 
 @torchsymbol(torch.narrow, Tensor.narrow, view=_narrow_view, invert=_narrow_back, tags=[Tag.MAY_BE_VIEW])
 def narrow(input: TensorProxy, dim: int, start: Dim | TensorProxy, length: Dim) -> TensorProxy:
-    """`length` elements from `start` along `dim`."""
+    """Return `length` elements from `start` along `dim`."""
     if isinstance(start, TensorProxy):
         return _narrow_at(input, dim, start, length)
     return clang.narrow_in_dim(input, *_narrow("narrow", input, dim, start, length))
 
 
 def _narrow_at(x: TensorProxy, dim: int, start: TensorProxy, length: Dim) -> TensorProxy:
-    """Return a narrow from where a 0-d tensor says: which memory it shows, its strides say."""
+    """Return a narrow that starts at a 0-d tensor's value; the strides determine which memory it views."""
     torch_check(
         start.ndim == 0 and clang.category(start.dtype) == 1,
         lambda: f"narrow: start must be an 0-dim integral Tensor, but is {start}",
@@ -385,7 +386,7 @@ def _slice_back(
 def aten_slice(
     self: TensorProxy, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
 ) -> TensorProxy:
-    """self[start:end:step] along `dim`."""
+    """Return self[start:end:step] along `dim`."""
     return clang.slice_in_dim(self, check_dim("slice", dim, self.ndim), start, end, step)
 
 
@@ -397,7 +398,7 @@ def diagonal(input: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) 
 
 @torchsymbol(Tensor.unfold, view=View.ALWAYS)
 def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> TensorProxy:
-    """Return every window of `size` elements along `dimension`, one each `step`, as a last dim; of a number, one
+    """Return every window of `size` elements along `dimension`with steps of `step`, as a last dim; a 0-d tensor has one
     window."""
     is_number = self.ndim == 0
     self = clang.reshape(self, (1,)) if is_number else self
@@ -420,13 +421,13 @@ def _flip(x: TensorProxy, args: tuple, dims: Sequence[int] | int | None, op: str
 
 @torchsymbol(Tensor.flip)
 def tensor_flip(self: TensorProxy, *args: Lengths, dims: Sequence[int] | int | None = None) -> TensorProxy:
-    """Return the order of the elements along `dims` reversed."""
+    """Reverse the order of the elements along `dims`."""
     return _flip(self, args, dims)
 
 
 @torchsymbol(torch.flip)
 def flip(input: TensorProxy, dims: Sequence[int]) -> TensorProxy:
-    """Return the order of the elements along `dims` reversed."""
+    """Reverse the order of the elements along `dims`."""
     return clang.flip(input, dims)
 
 
@@ -444,7 +445,8 @@ fliplr, flipud = _flip_one("fliplr", 1), _flip_one("flipud", 0)
 
 @torchsymbol(torch.roll, Tensor.roll)
 def roll(input: TensorProxy, shifts: Dim | Sequence[Dim], dims: int | Sequence[int] = ()) -> TensorProxy:
-    """Return the elements moved on along `dims`, those that leave the end put in front; all flattened without dims."""
+    """Shift the elements along `dims`; those shifted past the end reappear at the front. Without dims, the input is
+    flattened."""
     shifts, dims = clang.as_tuple(shifts), clang.as_tuple(dims)
     if not dims:
         torch_check(len(shifts) == 1, lambda: f"roll: shifts and dimensions must align: {shifts} and {dims}")
@@ -460,7 +462,7 @@ def roll(input: TensorProxy, shifts: Dim | Sequence[Dim], dims: int | Sequence[i
 
 @torchsymbol(torch.rot90, Tensor.rot90)
 def rot90(input: TensorProxy, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorProxy:
-    """Turn by k * 90 degrees in the plane of two dims, from the first to the second."""
+    """Rotate by k * 90 degrees in the plane of two dims, from the first to the second."""
     torch_check(len(dims) == 2, lambda: f"rot90: expected total rotation dims == 2, but got dims = {len(dims)}")
     torch_check(input.ndim >= 2, lambda: f"rot90: expected total dims >= 2, but got total dims = {input.ndim}")
     first, second = check_dims("rot90", dims, input.ndim)
@@ -475,19 +477,19 @@ def rot90(input: TensorProxy, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tenso
 
 @torchsymbol(torch.tril, Tensor.tril, inplace=Tensor.tril_)
 def tril(input: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
-    """Zeros above a diagonal of the last two dims."""
+    """Return the part on and below a diagonal of the last two dims, zeros above it."""
     return clang.tril(input, diagonal)
 
 
 @torchsymbol(torch.triu, Tensor.triu, inplace=Tensor.triu_)
 def triu(input: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
-    """Zeros below a diagonal of the last two dims."""
+    """Return the part on and above a diagonal of the last two dims, zeros below it."""
     return clang.triu(input, diagonal)
 
 
 @torchsymbol(torch.diag_embed, Tensor.diag_embed)
 def diag_embed(input: TensorProxy, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorProxy:
-    """Return the last dim as the diagonal of the dims dim1 and dim2 of a larger tensor, zeros elsewhere."""
+    """Return the last dim as the diagonal along dim1 and dim2 of a larger tensor, zeros elsewhere."""
     ndim = input.ndim + 1
     first, second = check_dim("diag_embed", dim1, ndim), check_dim("diag_embed", dim2, ndim)
     torch_check(first != second, lambda: f"diag_embed: diagonal dimensions cannot be identical {dim1}, {dim2}")
@@ -510,13 +512,13 @@ def diag(input: TensorProxy, diagonal: int = 0) -> TensorProxy:
 
 @torchsymbol(Tensor.contiguous, view=View.MAYBE)
 def contiguous(self: TensorProxy, memory_format: Format = torch.contiguous_format) -> TensorProxy:
-    """Laid out in memory in `memory_format`; self where it is already."""
+    """Return the tensor laid out in `memory_format`; self if it has that layout."""
     return prims.contiguous(self, memory_format)
 
 
 @torchsymbol(torch.clone, Tensor.clone)
 def clone(input: TensorProxy, *, memory_format: Format = torch.preserve_format) -> TensorProxy:
-    """Return a copy in memory of its own."""
+    """Return a copy in new memory."""
     return prims.clone(input, memory_format)
 
 
@@ -536,7 +538,7 @@ def detach(input: TensorProxy) -> TensorProxy:
 
 
 def _detach_in_place(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    """Show the handle's memory through `detach` from now on; other views of the memory keep their history."""
+    """Make the handle view its memory through `detach` from now on; other views of the memory keep their history."""
     (target,) = args
     if any(target is each for each in current_trace().inputs) and not target.requires_grad:
         return target
@@ -549,5 +551,5 @@ def _detach_in_place(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) 
 
 @torchsymbol(torch.detach_, Tensor.detach_, handler=_detach_in_place, tags=[Tag.NOT_DIFFERENTIABLE])
 def detach_(input: TensorProxy) -> TensorProxy:
-    """Return the tensor itself, without its history from now on."""
+    """Return the tensor itself, from now on without its history."""
     return prims.detach(input)

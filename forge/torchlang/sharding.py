@@ -1,9 +1,9 @@
-"""Redistribution of a sharded tensor: the collectives that turn each process's part into another one, as for the
-tensors inside a DTensor, and their gradients.
+"""The redistribution of a sharded tensor: the collectives that convert each process's part to another placement, as for
+the local tensors of a DTensor, and their gradients.
 
-A place is an int, the dim along which each process has a part; "replicate", each has all of it; or "partial", the sum
-of what they have is it. A gradient is placed as the value is, that of a partial value is replicated: so is it in torch
-(DTensor.from_local and to_local).
+A placement is an int, the dim along which each process has a part; "replicate": each process has the whole; or
+"partial": the whole is the sum of the processes' tensors. A gradient has the placement of its value, except that the
+gradient of a partial value is replicated, as in torch (DTensor.from_local and to_local).
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ Place = int | Literal["replicate", "partial"]
 
 
 def of_gradient(place: Place) -> Place:
-    """Return the placement of the gradient of a value that is placed so."""
+    """Return the placement of the gradient of a value with this placement."""
     return "replicate" if place == "partial" else place
 
 
 class _Calls(NamedTuple):
-    """The functions that redistribution is written in: those of tensors, or those of proxies."""
+    """The functions that redistribution uses: those of tensors, or those of proxies."""
 
     collectives: Any
     narrow: Callable[..., Any]
@@ -34,7 +34,7 @@ class _Calls(NamedTuple):
 
 
 def _redistribute(calls: _Calls, x: Any, source: Place, target: Place, size: int, rank: int, group: str) -> Any:
-    """Redistribute as `redistribute` does, by the given calls."""
+    """Redistribute like `redistribute`, with the given functions."""
     collectives = calls.collectives
 
     def parts(x: Any, dim: Place) -> list[Any]:
@@ -85,9 +85,9 @@ class _Spread(torch.autograd.Function):
 
 
 def redistribute(x: torch.Tensor, source: Place, target: Place, size: int, rank: int, group: str) -> torch.Tensor:
-    """Return this process's part of a tensor that was placed as `source` and is to be placed as `target`.
+    """Return this process's part of a tensor after its placement changes from `source` to `target`.
 
-    size, rank: of the group, and this process's in it. group: the name under which torch knows it.
+    size, rank: of the group, and this process's in it. group: its name in torch.
     """
     if has_torch_function_unary(x):  # while a program is traced directly
         return handle_torch_function(redistribute, (x,), x, source, target, size, rank, group)
@@ -95,7 +95,7 @@ def redistribute(x: torch.Tensor, source: Place, target: Place, size: int, rank:
 
 
 def spread(x: torch.Tensor, size: int, rank: int, group: str) -> torch.Tensor:
-    """x, which every process has, and of which each makes its part of something: the gradients are summed."""
+    """Return x, which every process has and uses for its own part of a result; the gradients are summed."""
     if has_torch_function_unary(x):
         return handle_torch_function(spread, (x,), x, size, rank, group)
     return _Spread.apply(x, size, rank, group)
@@ -109,10 +109,10 @@ if torch.distributed.is_available():
 
     @torchsymbol(redistribute, id="forge.redistribute")
     def redistributed(x: TensorProxy, source: Place, target: Place, size: int, rank: int, group: str) -> TensorProxy:
-        """Return this process's part of a tensor that is placed otherwise.
+        """Return this process's part of a tensor in another placement.
 
-        Shapes: a dim along which it is cut is `size` times as long where it is not; it must be a multiple.
-        Raises: ValueError for a place or a rank that is none.
+        Shapes: a sharded dim is `size` times as long if not sharded; the length must be a multiple.
+        Raises: ValueError for an invalid placement or rank.
         """
         _check_group("redistribute", x, size, rank)
         for name, place in (("source", source), ("target", target)):
@@ -137,7 +137,7 @@ if torch.distributed.is_available():
 
     @torchsymbol(spread, id="forge.spread", view=View.ALWAYS, invert=lambda x, new, *group: new)
     def spreading(x: TensorProxy, size: int, rank: int, group: str) -> TensorProxy:
-        """x. The gradient is the sum of the processes' gradients. Raises: ValueError for a rank that is none."""
+        """Return x. The gradient is the sum of the processes' gradients. Raises: ValueError for an invalid rank."""
         _check_group("spread", x, size, rank)
         return prims.alias(x)
 

@@ -1,4 +1,4 @@
-"""Systems of linear equations, inverses, and powers and exponentials of matrices."""
+"""The systems of linear equations, inverses, and powers and exponentials of matrices."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Pair = tuple[TensorProxy, TensorProxy]
 
 @torchsymbol(torch.linalg.inv_ex)
 def inv_ex(A: TensorProxy, *, check_errors: bool = False) -> Pair:
-    """Return (the inverse of each matrix, which are singular)."""
+    """Return (the inverse of each matrix, the error codes, not 0 for singular matrices)."""
     return results.linalg_inv_ex(prims.linalg_inv_ex(A, check_errors=check_errors))
 
 
@@ -36,20 +36,19 @@ def inverse(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.linalg.solve_ex)
 def solve_ex(A: TensorProxy, B: TensorProxy, *, left: bool = True, check_errors: bool = False) -> Pair:
-    """(X with A @ X = B, or X @ A = B; which matrices are singular)."""
+    """Return (X with A @ X = B, or X @ A = B; the error codes, not 0 for singular matrices)."""
     return results.linalg_solve_ex(prims.linalg_solve_ex(A, B, left=left, check_errors=check_errors))
 
 
 @torchsymbol(torch.linalg.solve)
 def solve(A: TensorProxy, B: TensorProxy, *, left: bool = True) -> TensorProxy:
-    """X with A @ X = B, or X @ A = B; B may be vectors."""
+    """Return X with A @ X = B, or X @ A = B; B may be vectors."""
     return prims.linalg_solve_ex(A, B, left=left, check_errors=True)[0]
 
 
 @torchsymbol(torch.linalg.tensorinv)
 def tensorinv(input: TensorProxy, ind: int = 2) -> TensorProxy:
-    """Return the inverse of tensordot(input, ·, the last dims): of the matrix of the first `ind` dims and the
-    others."""
+    """Return the inverse for tensordot: of the matrix of the first `ind` dims and the other dims."""
     torch_check(ind > 0, lambda: f"linalg.tensorinv: Expected a strictly positive integer for 'ind', but got {ind}")
     first, last = input.shape[:ind], input.shape[ind:]
     rows, columns = math.prod(first), math.prod(last)
@@ -66,7 +65,7 @@ def tensorinv(input: TensorProxy, ind: int = 2) -> TensorProxy:
 
 @torchsymbol(torch.linalg.tensorsolve)
 def tensorsolve(input: TensorProxy, other: TensorProxy, dims: Sequence[int] | None = None) -> TensorProxy:
-    """X with tensordot(input, X, X.ndim) = other; `dims` of input are moved to its end first."""
+    """Return X with tensordot(input, X, X.ndim) = other; `dims` of input are moved to its end first."""
     if dims is not None:
         axes = check_dims("linalg.tensorsolve", dims, input.ndim)
         input = clang.movedim(input, axes, tuple(range(input.ndim - len(axes), input.ndim)))
@@ -94,9 +93,9 @@ def matrix_exp(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.linalg.matrix_power, torch.matrix_power, Tensor.matrix_power)
 def matrix_power(input: TensorProxy, n: int) -> TensorProxy:
-    """Return the product of n copies of each matrix; of its inverse for a negative n."""
+    """Return the n-th power of each matrix; for a negative n, of its inverse."""
     check_square("linalg.matrix_power", input)
-    n = int(n)  # which products are made decides what the program is
+    n = int(n)  # the program depends on n
     if n == 0:  # whose gradient is zeros
         never = prims.full(input.shape, False, torch.bool, input.device)
         return clang.where(never, input, prims.identity_like(input, input.shape[-1]))
@@ -122,7 +121,7 @@ def _power(x: TensorProxy, n: int) -> TensorProxy:
 
 
 def check_square(op: str, x: TensorProxy) -> None:
-    """Raise RuntimeError unless x is batches of square matrices."""
+    """Raise RuntimeError unless x is a batch of square matrices."""
     torch_check(x.ndim >= 2, lambda: f"{op}: The input tensor A must have at least 2 dimensions, but it is {x}")
     torch_check(same(x.shape[-1], x.shape[-2]), lambda: f"{op}: A must be batches of square matrices, but it is {x}")
 

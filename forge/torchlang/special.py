@@ -1,4 +1,4 @@
-"""Elementwise functions of torch that are written in several steps: logarithms of sums, entropies, gamma functions."""
+"""The elementwise functions of torch that take several steps: logarithms of sums, entropies, gamma functions."""
 
 import builtins
 import math
@@ -60,7 +60,7 @@ logaddexp2 = _log_add("logaddexp2", lambda x: clang.log1p(x) / math.log(2), clan
 
 
 def _times_log(name: str, logarithm: Symbol, argument: Callable) -> Symbol:
-    """input * logarithm(other), 0 where input is 0."""
+    """Return the symbol of input * logarithm(other), with 0 where input is 0."""
 
     def body(input: TensorOrNumber, other: TensorOrNumber) -> TensorProxy:
         check_operands(name, input=input, other=other)
@@ -98,7 +98,7 @@ xlog1py = _times_log("xlog1py", clang.log1p, lambda other: other + 1)
 
 @torchaliases("sinc")
 def sinc(input: TensorProxy) -> TensorProxy:
-    """sin(pi x) / (pi x), 1 at 0."""
+    """Return sin(pi x) / (pi x), with 1 at 0."""
     x = _as_float(input)
     dtype = x.dtype
     product = clang.widen(x) * math.pi
@@ -119,7 +119,7 @@ def _sinc_grad(input: TensorProxy) -> TensorProxy:
 
 @torchaliases("logit")
 def logit(input: TensorProxy, eps: float | None = None) -> TensorProxy:
-    """log(x / (1 - x)), of x limited to [eps, 1 - eps] where eps is given."""
+    """Return log(x / (1 - x)), with x limited to [eps, 1 - eps] if eps is given."""
     prims.check_dtype("logit", input, prims.REAL)
     x = _as_float(input)
     dtype = x.dtype
@@ -143,7 +143,7 @@ prims.register_vjp(logit, input=lambda g, input, eps: logit_backward(g, _as_floa
 
 @torchaliases("entr")
 def entr(input: TensorProxy) -> TensorProxy:
-    """-x log(x), 0 at 0, -inf below."""
+    """Return -x log(x), with 0 at 0 and -inf below."""
     x = _as_float(input)
     dtype = x.dtype
     x = clang.widen(x)
@@ -156,7 +156,7 @@ prims.register_vjp(entr, input=lambda g, input: g * -(clang.log(input) + 1))
 
 @torchaliases("ndtr")
 def ndtr(input: TensorProxy) -> TensorProxy:
-    """Return the area under the standard normal density up to x."""
+    """Return the standard normal cumulative distribution function at x."""
     x = _as_float(input)
     dtype = x.dtype
     scaled = clang.widen(x) * math.sqrt(0.5)
@@ -175,13 +175,13 @@ def _ndtr_grad(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.polygamma, torch.special.polygamma)
 def polygamma(n: int, input: TensorProxy) -> TensorProxy:
-    """Return the derivative number n of digamma."""
+    """Return the n-th derivative of digamma."""
     return prims.polygamma(n, _as_float(input))
 
 
 @torchsymbol(torch.Tensor.polygamma, inplace=torch.Tensor.polygamma_)
 def tensor_polygamma(self: TensorProxy, n: int) -> TensorProxy:
-    """Return the derivative number n of digamma."""
+    """Return the n-th derivative of digamma."""
     return prims.polygamma(n, _as_float(self))
 
 
@@ -201,14 +201,14 @@ def mvlgamma(input: TensorProxy, p: int) -> TensorProxy:
 
 @torchaliases("addcmul")
 def addcmul(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
-    """input + value * tensor1 * tensor2."""
+    """Return input + value * tensor1 * tensor2."""
     product = tensor1 * tensor2
     return input + (product if isinstance(value, int) and value == 1 else product * value)
 
 
 @torchaliases("addcdiv")
 def addcdiv(input: TensorProxy, tensor1: TensorProxy, tensor2: TensorProxy, *, value: Number = 1) -> TensorProxy:
-    """input + value * tensor1 / tensor2. Dtypes: floating point."""
+    """Return input + value * tensor1 / tensor2. Dtypes: floating point."""
     torch_check(
         clang.category(tensor1.dtype) > 1 or clang.category(tensor2.dtype) > 1,
         lambda: f"addcdiv: Integer division with addcdiv is no longer supported: {tensor1} by {tensor2}",
@@ -233,7 +233,7 @@ prims.register_vjp(
 
 @torchaliases("lerp")
 def lerp(input: TensorProxy, end: TensorProxy, weight: TensorOrNumber) -> TensorProxy:
-    """input + weight * (end - input). Dtypes: one, floating point."""
+    """Return input + weight * (end - input). Dtypes: the same floating point dtype for all."""
     prims.check_dtype("lerp", input, prims.FLOAT)
     for name, operand in (("end", end), ("weight", weight)):
         torch_check(
@@ -261,7 +261,7 @@ prims.register_vjp(
 )
 
 
-# Bessel and Airy functions and the orthogonal polynomials, as torch's library has them
+# Bessel and Airy functions and orthogonal polynomials of torch's library
 
 
 def _define(name: str, body: Callable) -> Symbol:
@@ -299,7 +299,7 @@ def _polynomial(name: str) -> Symbol:
 
 
 for _name in BESSEL:
-    _make = _of_input if _name.startswith("modified") else _of_x  # as torch calls its argument
+    _make = _of_input if _name.startswith("modified") else _of_x  # torch's name of the argument
     globals()[_name] = _make(_name)
 for _name in POLYNOMIALS:
     globals()[_name] = _polynomial(_name)

@@ -1,4 +1,4 @@
-"""Eigenvalues and singular values, and what is made of them: pseudoinverses, ranks, condition numbers."""
+"""The eigenvalues and singular values, and functions of them: pseudoinverses, ranks, condition numbers."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 
 @torchsymbol(torch.linalg.eigh)
 def eigh(input: TensorProxy, UPLO: str = "L") -> Pair:
-    """(eigenvalues of symmetric or Hermitian matrices, ascending; eigenvectors as columns)."""
+    """Return (eigenvalues of symmetric or Hermitian matrices, ascending; eigenvectors as columns)."""
     return results.linalg_eigh(prims.linalg_eigh(input, UPLO))
 
 
@@ -27,7 +27,7 @@ def eigvalsh(input: TensorProxy, UPLO: str = "L") -> TensorProxy:
 
 @torchsymbol(torch.linalg.eig)
 def eig(input: TensorProxy) -> Pair:
-    """(complex eigenvalues, eigenvectors as columns)."""
+    """Return (complex eigenvalues, eigenvectors as columns)."""
     return results.linalg_eig(prims.linalg_eig(input))
 
 
@@ -39,7 +39,7 @@ def eigvals(input: TensorProxy) -> TensorProxy:
 
 @torchsymbol(torch.linalg.svd)
 def linalg_svd(A: TensorProxy, full_matrices: bool = True, *, driver: str | None = None) -> Triple:
-    """(U, S, Vh) with A = U @ diag(S) @ Vh; without full_matrices, only the vectors that belong to singular values."""
+    """Return (U, S, Vh) with A = U @ diag(S) @ Vh; without full_matrices, only the vectors of the singular values."""
     return results.linalg_svd(prims.linalg_svd(A, full_matrices, driver=driver))
 
 
@@ -51,7 +51,7 @@ def svdvals(A: TensorProxy, *, driver: str | None = None) -> TensorProxy:
 
 @torchsymbol(torch.svd, Tensor.svd)
 def svd(input: TensorProxy, some: bool = True, compute_uv: bool = True) -> Triple:
-    """(U, S, V) with input = U @ diag(S) @ V^H; without compute_uv, U and V are zeros."""
+    """Return (U, S, V) with input = U @ diag(S) @ V^H; without compute_uv, U and V are zeros."""
     torch_check(input.ndim >= 2, lambda: f"svd: input should have at least 2 dimensions, but it is {input}")
     if compute_uv:
         U, S, Vh = prims.linalg_svd(input, not some)
@@ -61,7 +61,7 @@ def svd(input: TensorProxy, some: bool = True, compute_uv: bool = True) -> Tripl
     return results.svd((zeros[0], svdvals(input), zeros[1]))
 
 
-# inverses of what has none, ranks
+# pseudoinverses, ranks
 
 
 def _largest(x: TensorProxy) -> TensorProxy:
@@ -74,7 +74,7 @@ def _cutoff(
 ) -> TensorProxy:
     """Return the bound up to which singular values count as 0: the larger of atol and rtol times the largest one.
 
-    By default rtol is the dtype's epsilon times the longer side, 0 where an atol above 0 is given.
+    By default rtol is the dtype's epsilon times the longer side, or 0 if a positive atol is given.
     """
     if rtol is None:
         rtol = torch.finfo(sizes.dtype).eps * torch.sym_max(*x.shape[-2:])
@@ -122,7 +122,7 @@ def pinv(
 
 @torchsymbol(torch.pinverse, Tensor.pinverse)
 def pinverse(input: TensorProxy, rcond: float = 1e-15) -> TensorProxy:
-    """linalg.pinv by its old name."""
+    """Return linalg.pinv under its old name."""
     return pinv(input, rcond)
 
 
@@ -160,7 +160,7 @@ def matrix_rank(
     atol: TensorProxy | float | None = None,
     rtol: TensorProxy | float | None = None,
 ) -> TensorProxy:
-    """Return the number of singular values above max(atol, rtol * the largest); tol is an atol without rtol."""
+    """Return the number of singular values above max(atol, rtol * the largest); tol is an atol, and excludes rtol."""
     torch_check(
         input.ndim >= 2,
         lambda: f"linalg.matrix_rank: The input tensor input must have at least 2 dimensions, but it is {input}",

@@ -1,4 +1,4 @@
-"""Short-time Fourier transforms: of a window that moves along a signal, and back."""
+"""The short-time Fourier transforms, of a window that moves along a signal, and their inverses."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ _BY_ROOT, _BY_COUNT = 1, 2
 def _window(
     op: str, x: TensorProxy, window: TensorProxy | None, n_fft: Dim, win_length: Dim | None
 ) -> TensorProxy | None:
-    """Return the window with zeros on both sides, n_fft long; None where it is 1 everywhere."""
+    """Return the window padded with zeros on both sides to n_fft; None if it is 1 everywhere."""
     length = n_fft if win_length is None else win_length
     torch_check(
         not statically_true(length <= 0) and not statically_true(length > n_fft),
@@ -52,10 +52,10 @@ def stft(
     return_complex: bool | None = None,
     align_to_window: bool | None = None,
 ) -> TensorProxy:
-    """Return the transform of n_fft points, one each hop_length, of a signal times a window: [batch, frequency, time].
+    """Return transforms of n_fft points of a signal times a window, in steps of hop_length: [batch, frequency, time].
 
-    center: places are the middles of the windows, and the signal is padded for them. onesided: the first half of the
-    frequencies. return_complex: else both parts, in a last dim.
+    center: frames are centered, and the signal is padded for them. onesided: only the first half of the frequencies.
+    return_complex: if false, both parts are in a last dim.
     """
     check(
         align_to_window is None,
@@ -120,11 +120,10 @@ def istft(
     length: Dim | None = None,
     return_complex: bool = False,
 ) -> TensorProxy:
-    """Return the signal of which stft made this, by least squares: the windowed frames added up, over the squared
-    windows.
+    """Return the signal of an stft, by least squares: the sum of windowed frames divided by the sum of squared windows.
 
     Source: Griffin and Lim, Signal estimation from modified short-time Fourier transform (1984). torch's own function
-    checks that windows cover every place when it runs, since that depends on values.
+    checks at run time that windows cover every position, because that depends on values.
     """
     onesided = _check_spectrogram(input, n_fft, onesided, return_complex)
     hop = n_fft // 4 if hop_length is None else hop_length
@@ -154,7 +153,7 @@ def istft(
 
 
 def _check_spectrogram(x: TensorProxy, n_fft: Dim, onesided: bool | None, return_complex: bool) -> bool:
-    """Return whether the input is one half of the frequencies."""
+    """Return whether the input has only one half of the frequencies."""
     check(
         x.dtype.is_complex,
         lambda: f"istft requires a complex-valued input tensor matching the output from stft, but got {x}",

@@ -1,4 +1,4 @@
-"""Statistics of torch: quantiles, histograms, reductions of segments."""
+"""The statistics of torch: quantiles, histograms, segment reductions."""
 
 import math
 from collections.abc import Sequence
@@ -48,7 +48,8 @@ def _check_quantile(op: str, input: TensorProxy, q: TensorProxy | float, interpo
 
 
 def _ranks(ordered: TensorProxy, q: TensorProxy, ignore_nan: bool) -> TensorProxy:
-    """Return the ranks of the quantiles in each ascending row, whose nans are last: a nan's rank where one decides."""
+    """Return the ranks of the quantiles in each ascending row, whose nans are last; the rank of a nan if one determines
+    the result."""
     last = ordered.shape[-1] - 1
     nans = clang.isnan(ordered)
     if ignore_nan:
@@ -113,9 +114,10 @@ def histogram(
     weight: TensorProxy | None = None,
     density: bool = False,
 ) -> tuple[TensorProxy, TensorProxy]:
-    """(how many elements, or how much of their weights, lie in each bin, the bins' edges).
+    """Return (the number of elements, or the sum of their weights, in each bin; the bins' edges).
 
-    bins: how many in `range`, that of the elements unless given, or their edges. density: as parts of one, by width.
+    bins: their number in `range`, by default that of the elements, or their edges. density: normalize to an integral of
+    1.
     """
     options = {} if range is None else {"range": tuple(range)}
     return results.histogram(prims.histogram(input, bins, **options, weight=weight, density=density))
@@ -129,7 +131,7 @@ def histogramdd(
     weight: TensorProxy | None = None,
     density: bool = False,
 ) -> tuple[TensorProxy, tuple[TensorProxy, ...]]:
-    """(how many points, or how much of their weights, lie in each bin of a grid, the edges along each dim).
+    """Return (the number of points, or the sum of their weights, in each bin of a grid; the edges along each dim).
 
     Shapes: input's last dim has a point's coordinates.
     """
@@ -164,7 +166,7 @@ def _check_segments(
 def _segments(
     data: TensorProxy, lengths: TensorProxy | None, offsets: TensorProxy | None, axis: int
 ) -> tuple[TensorProxy, TensorProxy]:
-    """Return the segment of each place along `axis`, one after the last for none, and the segments' lengths."""
+    """Return the segment of each index along `axis` (past the last for none), and the segments' lengths."""
     begin: TensorProxy | int
     if offsets is None:
         assert lengths is not None, "_check_segments takes one of the two"
@@ -190,9 +192,9 @@ def segment_reduce(
     unsafe: bool = False,
     initial: Number | None = None,
 ) -> TensorProxy:
-    """Consecutive parts of data along `axis` reduced: "sum", "mean", "prod", "max" or "min", from `initial` on.
+    """Reduce consecutive parts of data along `axis`: "sum", "mean", "prod", "max" or "min", starting from `initial`.
 
-    Shapes: lengths are data's dims before `axis` and one for the segments; offsets have one more, the end.
+    Shapes: lengths has data's dims before `axis` and one for the segments; offsets has one more element, the end.
     """
     torch_check(indices is None, lambda: "segment_reduce(): indices based reduction is not supported yet.")
     axis = check_dim("segment_reduce", axis, data.ndim)
@@ -215,6 +217,6 @@ def segment_reduce(
 
 
 def _mean(total: TensorProxy, lengths: TensorProxy, initial: Number | None) -> TensorProxy:
-    """Return the total over the lengths; of nothing `initial`, or nan."""
+    """Return the total divided by the lengths; for an empty segment, `initial` or nan."""
     mean = clang.div(total, clang.convert(clang.maximum(lengths, 1), total.dtype))
     return clang.where(lengths == 0, math.nan, mean) if initial is None else mean

@@ -1,9 +1,9 @@
-"""torch.as_strided, which reads memory as it lies, and its copy.
+"""The function torch.as_strided, which reads raw memory, and its copy.
 
-What they show depends on the strides of their argument, and `storage_offset` counts from where its memory starts:
-the symbols are given both, and where the program's input is whose memory it is.
+Their results depend on the strides of the argument, and `storage_offset` counts from the start of its memory. The
+symbols get both, and the position of the program's input that owns the memory.
 
-torch.as_strided_scatter is opaque: torch's gradient of it is not its derivative, but that is what eager gives.
+torch.as_strided_scatter is opaque, because torch's gradient of it, which eager uses, is not its derivative.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from forge.torchlang.shape import row_major
 
 
 class StridedView(NamedTuple):
-    """The view that as_strided makes of a tensor with `strides`. `offset` counts from the tensor's first element, or
-    from the start of the memory of the input `origin`."""
+    """The view by as_strided of a tensor with `strides`. `offset` counts from the tensor's first element, or from the
+    start of the memory of the input `origin`."""
 
     size: tuple[Dim, ...]
     stride: tuple[Dim, ...]
@@ -47,7 +47,7 @@ def _check_strided(op: str, size: Sequence[Dim], stride: Sequence[Dim], offset: 
 
 
 def _dense(x: TensorProxy) -> bool:
-    """Return whether x has one element for each place in the memory that it spans, as far as is known."""
+    """Return whether x is known to have exactly one element for each position in the memory that it spans."""
     if row_major(x):
         return True
     assert x.strides is not None, f"{x} is of an unknown layout"
@@ -62,7 +62,7 @@ def _dense(x: TensorProxy) -> bool:
 
 
 def _within(x: TensorProxy, view: StridedView, offset: Dim) -> bool:
-    """Return whether nothing but x is shown; `offset` counts from x."""
+    """Return whether the view is within x; `offset` counts from x."""
     reach: Dim = offset + 1
     for size, step in zip(view.size, view.stride, strict=True):
         if statically_true(size == 0):
@@ -79,9 +79,9 @@ def _locate_view(
     stride: Sequence[Dim],
     storage_offset: Dim | None = None,
 ) -> tuple[TensorProxy, StridedView, bool]:
-    """Return the tensor of a call, the part that is shown, and whether it is known to lie in the tensor. Raises
-    NotImplementedError where its layout is not known, Ambiguous where memory around it that may not be there is shown.
-    """
+    """Return the tensor of a call, the viewed part, and whether it is known to lie in the tensor. Raises
+    NotImplementedError if its layout is not known, Ambiguous if the view includes surrounding memory that may not
+    exist."""
     x = input
     _check_strided(op, size, stride, storage_offset)
     if x.strides is None or (storage_offset is not None and x.offset is None):
@@ -109,13 +109,13 @@ def _elements_before(x: TensorProxy, dtype: torch.dtype) -> Dim:
 
 
 def _with_offset(view: StridedView) -> StridedView:
-    """Replace the origin by its place, for a call on a value."""
+    """Replace the origin by its offset, for a call on a value."""
     return view if view.origin is None else view._replace(origin=prims.byte_offset(view.origin))
 
 
 def _show(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
     input, view, inside = _locate_view("as_strided", memory, *args, **kwargs)
-    with outside_regions(not inside):  # whose code does not look at where memory ends
+    with outside_regions(not inside):  # whose code does not check the end of memory
         out = symbol(memory.read(input), *_with_offset(view))
 
     def invert(x: TensorProxy, new: TensorProxy) -> TensorProxy:

@@ -1,4 +1,4 @@
-"""Norms of torch, and distances and similarities made of them."""
+"""The norms of torch, and distances and similarities made of them."""
 
 import math
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """(sum of |x|^ord)^(1 / ord) over `dim`, all by default."""
+    """Return (sum of |x|^ord)^(1 / ord) over `dim` (all by default)."""
     return _vector_norm("linalg.vector_norm", x, ord, dim, keepdim, dtype)
 
 
@@ -93,7 +93,7 @@ def _spectral_norm(x: TensorProxy, ord: float | str, dims: Sequence[int], keepdi
 
 
 def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
-    """Return the largest along `dim`, 0 where there is none."""
+    """Return the largest along `dim`, or 0 if it is empty."""
     if prims.statically_true(sizes.shape[dim] == 0):
         return prims.full((*sizes.shape[:dim], 1, *sizes.shape[dim + 1 :]), 0, sizes.dtype, sizes.device)
     return clang.amax(sizes, dim, True)
@@ -101,7 +101,7 @@ def _largest(sizes: TensorProxy, dim: int) -> TensorProxy:
 
 @torchsymbol(torch.linalg.cond)
 def cond(input: TensorProxy, p: float | str | None = None) -> TensorProxy:
-    """Return the condition number of matrices in a norm: the matrix's times its inverse's, inf for a singular
+    """Return the condition number of matrices in a norm: the norm times that of the inverse; inf for a singular
     matrix."""
     torch_check(
         input.ndim >= 2, lambda: f"linalg.cond: The input tensor must have at least 2 dimensions, but it is {input}"
@@ -135,7 +135,7 @@ def matrix_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """Return a norm of matrices: Frobenius's, or the extreme sum of a row (inf, -inf) or column (1, -1)."""
+    """Return a norm of matrices: Frobenius, or the extreme absolute sum of rows (inf, -inf) or columns (1, -1)."""
     return _matrix_norm("linalg.matrix_norm", A, ord, dim, keepdim, dtype)
 
 
@@ -148,7 +148,7 @@ def linalg_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> TensorProxy:
-    """Return a vector norm over one dim (or of everything, for no ord), a matrix norm over two."""
+    """Return a vector norm over one dim (or of all elements without ord), a matrix norm over two."""
     if ord is not None and dim is None:
         torch_check(
             A.ndim in (1, 2),
@@ -207,7 +207,7 @@ def _nuclear_norm(
 
 @torchsymbol(torch.cosine_similarity)
 def cosine_similarity(x1: TensorProxy, x2: TensorProxy, dim: int = 1, eps: float = 1e-8) -> TensorProxy:
-    """x1 · x2 / (|x1| |x2|) along `dim`, each norm at least eps."""
+    """Return x1 · x2 / (|x1| |x2|) along `dim`, with each norm at least eps."""
     x1, x2 = clang.prepare("cosine_similarity", x1, x2)
     torch_check(
         x1.is_floating_point(),
@@ -233,7 +233,8 @@ def pairwise_distance(
 def cdist(
     x1: TensorProxy, x2: TensorProxy, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
 ) -> TensorProxy:
-    """out[..., i, j] = the p-norm of x1[..., i, :] - x2[..., j, :]. compute_mode is torch's choice of a kernel.
+    """Return out with out[..., i, j] = the p-norm of x1[..., i, :] - x2[..., j, :]. compute_mode is torch's choice of a
+    kernel.
 
     Shapes: x1 (..., P, M), x2 (..., R, M), whose batch dims broadcast.
     """

@@ -1,4 +1,4 @@
-"""Windows of signals. Those of torch.signal.windows are Python of torch's own (forge/capture/inline_python.py)."""
+"""The windows of signals. Those of torch.signal.windows are torch's own Python (forge/capture/inline_python.py)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from forge.prims.core import statically_true, torch_check
 from forge.torchlang.core import torchsymbol
 from forge.torchlang.creation import FACTORY, Device, Dtype, canonical_device, with_options
 
-# A window is a function of the places 0, 1, … and of how many make a period.
+# A window is a function of the positions 0, 1, … and the length of the period.
 Values = Callable[[TensorProxy, Dim], TensorProxy]
 
 
 def _cosines(coefficients: Sequence[float]) -> Values:
-    """a0 - a1 cos(x) + a2 cos(2x) - …, of x from 0 to 2 pi in a period."""
+    """Return a0 - a1 cos(x) + a2 cos(2x) - …, where x goes from 0 to 2 pi in a period."""
 
     def values(place: TensorProxy, period: Dim) -> TensorProxy:
         angle = place * (2 * math.pi / period)
@@ -33,7 +33,7 @@ def _triangle(place: TensorProxy, period: Dim) -> TensorProxy:
 
 
 def _bessel(beta: float) -> Values:
-    """i0(beta sqrt(1 - x^2)) / i0(beta), of x from -1 to 1 in a period."""
+    """Return i0(beta sqrt(1 - x^2)) / i0(beta), where x goes from -1 to 1 in a period."""
 
     def values(place: TensorProxy, period: Dim) -> TensorProxy:
         x = clang.widen(place) * (2 / period) - 1
@@ -47,7 +47,7 @@ _HANN, _BLACKMAN = (0.5, 0.5), (0.42, 0.5, 0.08)
 
 
 def _make_window(length: Dim, periodic: bool, values: Values, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """Return a window; symmetric unless periodic. One of length 1 is 1."""
+    """Return a window, symmetric unless periodic. A window of length 1 is 1."""
     if statically_true(length <= 1):
         return prims.full((length,), 1, dtype, device)
     place = clang.convert(prims.iota(length, 0, 1, torch.int64, device), dtype)
@@ -93,7 +93,7 @@ def hamming_window(
     dtype: Dtype = None,
     device: Device = None,
 ) -> TensorProxy:
-    """Hamming's window: alpha - beta cos; periodic, else symmetric."""
+    """Return Hamming's window: alpha - beta cos; symmetric unless periodic."""
     return _older("hamming_window", window_length, periodic, _cosines((alpha, beta)), dtype, device)
 
 
@@ -102,5 +102,5 @@ def hamming_window(
 def kaiser_window(
     window_length: Dim, periodic: bool = True, beta: float = 12.0, *, dtype: Dtype = None, device: Device = None
 ) -> TensorProxy:
-    """Kaiser's window; periodic, else symmetric."""
+    """Return Kaiser's window; symmetric unless periodic."""
     return _older("kaiser_window", window_length, periodic, _bessel(beta), dtype, device)

@@ -1,4 +1,4 @@
-"""torch.nn.functional as symbols."""
+"""The functions of torch.nn.functional as symbols."""
 
 from forge.torchlang.nn.activation import *  # noqa: F403
 from forge.torchlang.nn.attention import *  # noqa: F403

@@ -1,7 +1,7 @@
-"""Activation functions, and the backward operators that eager's autograd runs for them.
+"""The activation functions, and the backward operators that eager's autograd runs for them.
 
-A gradient rule calls the backward operator, which is a symbol like any other: torch runs it whole, a fusion executor
-may take its decomposition. Rules save what eager saves.
+A gradient rule calls the backward operator, which is a symbol like any other: torch runs it as one operator, a fusion
+executor may take its decomposition. Rules save the same tensors as eager.
 """
 
 import math
@@ -23,7 +23,7 @@ _nn = torch_nn_module
 
 
 def _wide(op: str, input: TensorProxy) -> TensorProxy:
-    """Return a floating point input, in the precision that torch computes in."""
+    """Return a floating point input in torch's compute precision."""
     prims.check_dtype(op, input, prims.FLOAT)
     return clang.widen(input)
 
@@ -32,12 +32,12 @@ def _backward_wide(grad_output: TensorProxy, self: TensorProxy) -> tuple[TensorP
     return clang.widen(grad_output), clang.widen(self)
 
 
-# relu and its limits
+# relu and its variants
 
 
 @torchsymbol(torch.relu, Tensor.relu, F.relu, inplace=(torch.relu_, Tensor.relu_), inplace_position=1)
 def relu(input: TensorProxy) -> TensorProxy:
-    """max(input, 0)."""
+    """Return max(input, 0)."""
     torch_check(input.dtype != torch.bool, lambda: f"relu: Boolean inputs not supported for relu: {input}")
     return clang.maximum(input, 0)
 
@@ -53,7 +53,7 @@ prims.register_vjp(relu, input=lambda g, out: threshold_backward(g, out, 0))
 
 @torchsymbol(torch.threshold, F.threshold, inplace=torch.threshold_, inplace_position=3)
 def threshold(input: TensorProxy, threshold: Number, value: Number) -> TensorProxy:
-    """input where it is above threshold, else value."""
+    """Return input where it is above threshold, else value."""
     out = clang.where(input <= threshold, value, input)
     return clang.convert(out, input.dtype)
 
@@ -63,7 +63,7 @@ prims.register_vjp(threshold, input=lambda g, input, threshold: threshold_backwa
 
 @torchsymbol(F.hardtanh, _nn.hardtanh, inplace=_nn.hardtanh_, inplace_position=3)
 def hardtanh(input: TensorProxy, min_val: float = -1.0, max_val: float = 1.0) -> TensorProxy:
-    """input limited to [min_val, max_val]."""
+    """Return input limited to [min_val, max_val]."""
     torch_check(input.dtype != torch.bool, lambda: f"hardtanh: Bool inputs not supported for hardtanh: {input}")
     if clang.category(input.dtype) == 1:
         min_val, max_val = int(min_val), int(max_val)
@@ -81,7 +81,7 @@ prims.register_vjp(hardtanh, input=lambda g, input, min_val, max_val: hardtanh_b
 
 @torchsymbol(F.relu6, _nn.relu6, inplace=_nn.relu6_, inplace_position=1)
 def relu6(input: TensorProxy) -> TensorProxy:
-    """input limited to [0, 6]."""
+    """Return input limited to [0, 6]."""
     return clang.minimum(clang.maximum(input, 0), 6)
 
 
@@ -90,7 +90,7 @@ prims.register_vjp(relu6, input=lambda g, input: hardtanh_backward(g, input, 0, 
 
 @torchsymbol(F.leaky_relu, _nn.leaky_relu, inplace=_nn.leaky_relu_, inplace_position=2)
 def leaky_relu(input: TensorProxy, negative_slope: Number = 0.01) -> TensorProxy:
-    """input, times negative_slope where it is negative."""
+    """Return input where it is positive, else negative_slope * input."""
     x = _wide("leaky_relu", input)
     return clang.convert(clang.where(x > 0, x, x * negative_slope), input.dtype)
 
@@ -111,7 +111,8 @@ prims.register_vjp(
 
 @torchsymbol(torch.prelu, Tensor.prelu)
 def prelu(input: TensorProxy, weight: TensorProxy) -> TensorProxy:
-    """input, times weight where it is negative. Shapes: weight has one element, or one for each of input's channels."""
+    """Return input where it is positive, else weight * input. Shapes: weight has one element, or one per channel of
+    input."""
     return clang.where(input > 0, input, _weight_of_channels(input, weight) * input)
 
 
@@ -155,13 +156,13 @@ def _elu(x: TensorProxy, alpha: Number, scale: Number, input_scale: Number) -> T
 
 @torchsymbol(F.elu, inplace_position=2)
 def elu(input: TensorProxy, alpha: Number = 1.0) -> TensorProxy:
-    """input, alpha * (e^input - 1) where it is negative."""
+    """Return input where it is positive, else alpha * (e^input - 1)."""
     return clang.convert(_elu(_wide("elu", input), alpha, 1, 1), input.dtype)
 
 
 @torchsymbol(_nn.elu, inplace=_nn.elu_)
 def scaled_elu(input: TensorProxy, alpha: Number = 1.0, scale: Number = 1, input_scale: Number = 1) -> TensorProxy:
-    """scale * input, scale * alpha * (e^(input_scale * input) - 1) where it is negative."""
+    """Return scale * input where input is positive, else scale * alpha * (e^(input_scale * input) - 1)."""
     return clang.convert(_elu(_wide("elu", input), alpha, scale, input_scale), input.dtype)
 
 
@@ -170,13 +171,13 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804
 
 @torchsymbol(torch.selu, F.selu, inplace=torch.selu_, inplace_position=1)
 def selu(input: TensorProxy) -> TensorProxy:
-    """elu with the constants of self-normalizing networks."""
+    """Return elu with the constants of self-normalizing networks."""
     return clang.convert(_elu(_wide("selu", input), _SELU_ALPHA, _SELU_SCALE, 1), input.dtype)
 
 
 @torchsymbol(torch.celu, F.celu, inplace=torch.celu_, inplace_position=2)
 def celu(input: TensorProxy, alpha: Number = 1.0) -> TensorProxy:
-    """input, alpha * (e^(input / alpha) - 1) where it is negative."""
+    """Return input where it is positive, else alpha * (e^(input / alpha) - 1)."""
     torch_check(alpha != 0, lambda: "celu: ZeroDivisionError: alpha cannot be 0 for CELU")
     return clang.convert(_elu(_wide("celu", input), alpha, 1, 1 / alpha), input.dtype)
 
@@ -190,12 +191,12 @@ def elu_backward(
     is_result: bool,
     self_or_result: TensorProxy,
 ) -> TensorProxy:
-    """Return the gradient of the exponential units, of their input or of their result."""
+    """Return the gradient of the exponential units, from their input or their result."""
     g, x = _backward_wide(grad_output, self_or_result)
     factor = alpha * scale
     if is_result:
         slope = (x + factor) * input_scale
-    else:  # of negative numbers: e^x overflows, and 0 times infinity is no second gradient
+    else:  # negative numbers only: others overflow, and inf * 0 would be a nan in the second gradient
         slope = clang.exp(clang.where(x < 0, x, 0) * input_scale) * (factor * input_scale)
     return clang.convert(clang.where(x <= 0, g * slope, g * scale), self_or_result.dtype)
 
@@ -214,7 +215,7 @@ prims.register_vjp(celu, input=lambda g, input, alpha: elu_backward(g, alpha, 1,
 
 @torchsymbol(_nn.gelu, inplace=nn_gelu_)
 def gelu(input: TensorProxy, *, approximate: str = "none") -> TensorProxy:
-    """input times the area under the normal density up to it, or its approximation by tanh."""
+    """Return input times the standard normal cumulative distribution at input, or its approximation by tanh."""
     prims.check_dtype("gelu", input, prims.REAL)
     x = _wide("gelu", input)
     torch_check(
@@ -247,7 +248,7 @@ prims.register_vjp(gelu, input=lambda g, input, approximate: gelu_backward(g, in
 
 @torchsymbol(F.silu, _nn.silu, inplace=_nn.silu_, inplace_position=1)
 def silu(input: TensorProxy) -> TensorProxy:
-    """input * sigmoid(input)."""
+    """Return input * sigmoid(input)."""
     x = _wide("silu", input)
     return clang.convert(x * clang.sigmoid(x), input.dtype)
 
@@ -262,18 +263,19 @@ def silu_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
 
 @torchsymbol(F.mish, _nn.mish, inplace=_nn.mish_, inplace_position=1)
 def mish(input: TensorProxy) -> TensorProxy:
-    """input * tanh(log(1 + e^input))."""
+    """Return input * tanh(log(1 + e^input))."""
     x = _wide("mish", input)
     return clang.convert(x * clang.tanh(_log_one_plus_exp(x)), input.dtype)
 
 
 def _log_one_plus_exp(x: TensorProxy) -> TensorProxy:
-    """log(1 + e^x) without overflow."""
+    """Return log(1 + e^x) without overflow."""
     return clang.where(x < 0, 0, x) + clang.log1p(clang.exp(_negated_abs(x)))
 
 
 def _negated_abs(x: TensorProxy) -> TensorProxy:
-    """-|x|, whose slope at 0 is that of x > 0, and not none: what is smooth there has its second derivatives."""
+    """Return -|x| with the slope of x > 0 at 0 instead of none, so that functions smooth at 0 have second
+    derivatives."""
     return clang.where(x < 0, x, -x)
 
 
@@ -287,7 +289,7 @@ def mish_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorProxy:
 
 @torchsymbol(F.hardswish, _nn.hardswish, inplace=_nn.hardswish_, inplace_position=1)
 def hardswish(input: TensorProxy) -> TensorProxy:
-    """input * relu6(input + 3) / 6."""
+    """Return input * relu6(input + 3) / 6."""
     x = _wide("hardswish", input)
     return clang.convert(x * clang.minimum(clang.maximum(x + 3, 0), 6) / 6, input.dtype)
 
@@ -302,7 +304,7 @@ def hardswish_backward(grad_output: TensorProxy, self: TensorProxy) -> TensorPro
 
 @torchsymbol(F.hardsigmoid, _nn.hardsigmoid, inplace=_nn.hardsigmoid_, inplace_position=1)
 def hardsigmoid(input: TensorProxy) -> TensorProxy:
-    """relu6(input + 3) / 6."""
+    """Return relu6(input + 3) / 6."""
     x = _wide("hardsigmoid", input)
     return clang.convert(clang.minimum(clang.maximum(x + 3, 0), 6) / 6, input.dtype)
 
@@ -322,7 +324,7 @@ prims.register_vjp(hardsigmoid, input=lambda g, input: hardsigmoid_backward(g, i
 
 @torchsymbol(_nn.softplus)
 def softplus(input: TensorProxy, beta: Number = 1, threshold: Number = 20) -> TensorProxy:
-    """log(1 + e^(beta * input)) / beta; input where beta * input is above threshold."""
+    """Return log(1 + e^(beta * input)) / beta; input where beta * input is above threshold."""
     x = _wide("softplus", input)
     scaled = x * beta
     return clang.convert(clang.where(scaled > threshold, x, clang.log1p(clang.exp(scaled)) / beta), input.dtype)
@@ -341,14 +343,14 @@ prims.register_vjp(softplus, input=lambda g, input, beta, threshold: softplus_ba
 
 @torchsymbol(_nn.log_sigmoid)
 def logsigmoid(input: TensorProxy) -> TensorProxy:
-    """log(sigmoid(input))."""
+    """Return log(sigmoid(input))."""
     x = _wide("logsigmoid", input)
     return clang.convert(clang.minimum(x, 0) - clang.log1p(clang.exp(-clang.abs(x))), input.dtype)
 
 
 @torchsymbol(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(grad_output: TensorProxy, self: TensorProxy, buffer: TensorProxy) -> TensorProxy:
-    """Return the gradient of logsigmoid. buffer: e^-|self|, which torch's kernel for a CPU alone reads."""
+    """Return the gradient of logsigmoid. buffer: e^-|self|, which only torch's CPU kernel reads."""
     g, x = _backward_wide(grad_output, self)
     tail = clang.exp(_negated_abs(x))
     tail = tail / (1 + tail)
@@ -386,14 +388,14 @@ prims.register_vjp(elementwise.sigmoid, input=lambda g, out: sigmoid_backward(g,
 
 @torchsymbol(torch.hardshrink, Tensor.hardshrink)
 def hardshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
-    """input, 0 where |input| <= lambd."""
+    """Return input, but 0 where |input| <= lambd."""
     prims.check_dtype("hardshrink", input, prims.FLOAT)
     return clang.where((input >= -lambd) & (input <= lambd), 0.0, input)
 
 
 @torchsymbol(_nn.softshrink)
 def softshrink(input: TensorProxy, lambd: float = 0.5) -> TensorProxy:
-    """input moved towards 0 by lambd."""
+    """Return input moved towards 0 by lambd."""
     x = _wide("softshrink", input)
     torch_check(lambd >= 0, lambda: f"softshrink: lambda must be greater or equal to 0, but found to be {lambd}")
     out = clang.where(x > lambd, x - lambd, clang.where(x < -lambd, x + lambd, x * 0))
@@ -417,7 +419,8 @@ prims.register_vjp(softshrink, input=lambda g, input, lambd: softshrink_backward
 
 
 def _register_backward_of_pieces(backward: Symbol) -> None:
-    """Register the rule of a backward operator that is linear in the gradient and piecewise constant in the input."""
+    """Register the gradient rule of a backward operator that is linear in the gradient and piecewise constant in the
+    input."""
 
     @register_grad(backward)
     def rule(grad_output: TensorProxy, self: TensorProxy, *options: Any) -> TensorProxy:
@@ -434,13 +437,13 @@ for _backward in (hardshrink_backward, hardtanh_backward, leaky_relu_backward, s
 
 @torchsymbol(F.tanhshrink)
 def tanhshrink(input: TensorProxy) -> TensorProxy:
-    """input - tanh(input)."""
+    """Return input - tanh(input)."""
     return clang.sub(input, elementwise.tanh(input))
 
 
 @torchsymbol(F.softsign)
 def softsign(input: TensorProxy) -> TensorProxy:
-    """input / (1 + |input|)."""
+    """Return input / (1 + |input|)."""
     return clang.div(input, clang.abs(input) + 1)
 
 

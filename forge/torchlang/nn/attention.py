@@ -1,4 +1,4 @@
-"""Attention."""
+"""The scaled dot-product attention of torch.nn.functional."""
 
 import math
 import operator
@@ -25,12 +25,12 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> TensorProxy:
-    """softmax(query @ key.T * scale + mask) @ value, with dropout before the last product.
+    """Return softmax(query @ key.T * scale + mask) @ value, with dropout before the last product.
 
     Shapes: query (..., L, E), key (..., S, E), value (..., S, Ev); attn_mask broadcasts to (..., L, S); with enable_gqa
     key and value have a divisor of query's heads (dim -3). is_causal lets row i see columns up to i.
     Dtypes: attn_mask is bool (True takes part) or floating point (added); half precision is computed in float32.
-    A row that the mask hides whole gives 0.
+    The result is 0 for a row that is fully masked.
     """
     _check_attention(query, key, value, attn_mask, dropout_p)
     key, value = _repeat_heads(query, key, value, enable_gqa)
@@ -80,7 +80,7 @@ def _check_attention(
 def _repeat_heads(
     query: TensorProxy, key: TensorProxy, value: TensorProxy, enable_gqa: bool
 ) -> tuple[TensorProxy, TensorProxy]:
-    """Return key and value with as many heads as query: each repeated in place."""
+    """Return key and value with as many heads as query, each head repeated consecutively."""
     if not enable_gqa:
         return key, value
     result = []
@@ -102,14 +102,14 @@ def _repeat_heads(
 
 
 def _weights(scores: TensorProxy, attn_mask: TensorProxy | None, is_causal: bool) -> TensorProxy:
-    """softmax of the scores that the mask lets pass; 0 in a row where none is."""
+    """Return the softmax of the unmasked scores; 0 in fully masked rows."""
     if is_causal:
         rows = prims.iota(scores.shape[-2], 0, 1, torch.int64, scores.device)
         columns = prims.iota(scores.shape[-1], 0, 1, torch.int64, scores.device)
         scores = clang.where(clang.unsqueeze(rows, 1) >= columns, scores, -math.inf)
     if attn_mask is None:
         return softmax(scores, -1)
-    if attn_mask.dtype == torch.bool:  # added, as torch does: the sum is laid out as the scores are
+    if attn_mask.dtype == torch.bool:  # added, as torch does, so that the sum has the scores' layout
         attn_mask = clang.where(attn_mask, prims.full((), 0.0, scores.dtype, scores.device), -math.inf)
     masked = clang.add(scores, clang.convert(attn_mask, scores.dtype))
     torch_check(

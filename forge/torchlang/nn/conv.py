@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""The convolutions of torch.nn.functional."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -17,8 +17,7 @@ def per_dim(op: str, name: str, value: Lengths, count: int) -> tuple[Dim, ...]: 
 @overload
 def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim | None, ...]: ...
 def per_dim(op: str, name: str, value: Lengths | None, count: int) -> tuple[Dim | None, ...]:
-    """Return an option of one number for all dims, or one for each, as one for each. Raises RuntimeError for other
-    counts."""
+    """Return an option, given as one number or one per dim, as one per dim. Raises RuntimeError for other counts."""
     values: tuple[Dim | None, ...] = tuple(value) if isinstance(value, Sequence) else (value,)
     torch_check(
         len(values) in (1, count),
@@ -41,7 +40,7 @@ def _with_batch(op: str, input: TensorProxy, count: int) -> TensorProxy:
 def _convolve(
     op: str, input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, lists: dict[str, Lengths], groups: int
 ) -> TensorProxy:
-    """Return a convolution of `input` with or without a batch dim; transposed where `lists` has an output_padding."""
+    """Return a convolution of `input` with or without a batch dim; transposed if `lists` has an output_padding."""
     count = int(op.rstrip("d")[-1])
     torch_check(groups > 0, lambda: f"{op}: groups is {groups}, but must be positive")
     torch_check(weight.ndim == count + 2, lambda: f"{op}: weight is {weight}, but must have {count + 2} dims")
@@ -55,8 +54,7 @@ def _convolve(
 
 
 def _convolve_parts(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *how: Any) -> TensorProxy:
-    """Return a complex convolution as three of real numbers, (a + bi)(c + di) being ac - bd + ((a + b)(c + d) - ac -
-    bd)i."""
+    """Return a complex convolution by three real ones: (a + bi)(c + di) = ac - bd + ((a + b)(c + d) - ac - bd)i."""
     torch_check(
         weight.dtype == x.dtype and (bias is None or bias.dtype == x.dtype),
         lambda: f"conv: x is {x}, weight is {weight} and bias is {bias}, but all must have one dtype",
@@ -71,9 +69,9 @@ def _convolve_parts(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | Non
 def _pad_like(
     op: str, input: TensorProxy, weight: TensorProxy, padding: Lengths | str, stride: Lengths, dilation: Lengths
 ) -> tuple[TensorProxy, Lengths]:
-    """Return the input and the numbers that stand for padding "same" or "valid".
+    """Return the input and the numeric padding for "same" or "valid".
 
-    Where "same" needs one more on the right than on the left, the input is padded by the difference, as in torch.
+    If "same" needs one more on the right than on the left, the input itself is padded by the difference, as in torch.
     """
     if not isinstance(padding, str):
         return input, padding
@@ -95,7 +93,7 @@ def _pad_like(
 
 
 def _convolution_of(function: Callable) -> Symbol:
-    """torch.conv1d, conv2d or conv3d."""
+    """Return the symbol of torch.conv1d, conv2d or conv3d."""
     op = function.__name__
 
     def body(
@@ -110,7 +108,7 @@ def _convolution_of(function: Callable) -> Symbol:
         """Return the convolution of the input with the weight, plus the bias.
 
         Shapes: input (N, C, *lengths) or (C, *lengths), weight (C_out, C // groups, *kernel), bias (C_out,).
-        Raises: RuntimeError where channels, ranks or dtypes do not fit or the kernel is larger than the input.
+        Raises: RuntimeError if channels, ranks or dtypes do not match or the kernel is larger than the input.
         """
         input, padding = _pad_like(op, input, weight, padding, stride, dilation)
         lists = {"stride": stride, "padding": padding, "dilation": dilation}
@@ -120,7 +118,7 @@ def _convolution_of(function: Callable) -> Symbol:
 
 
 def _transposed_of(function: Callable) -> Symbol:
-    """torch.conv_transpose1d, conv_transpose2d or conv_transpose3d."""
+    """Return the symbol of torch.conv_transpose1d, conv_transpose2d or conv_transpose3d."""
     op = function.__name__
 
     def body(
@@ -133,7 +131,7 @@ def _transposed_of(function: Callable) -> Symbol:
         groups: int = 1,
         dilation: Lengths = 1,
     ) -> TensorProxy:
-        """Return the transpose of a convolution: the gradient of its input.
+        """Return the transpose of a convolution: the gradient with respect to its input.
 
         Shapes: input (N, C, *lengths) or (C, *lengths), weight (C, C_out // groups, *kernel), bias (C_out,).
         """
@@ -163,7 +161,7 @@ def convolution(
     output_padding: Sequence[Dim],
     groups: int,
 ) -> TensorProxy:
-    """Return the convolution that all others are: of any rank, transposed or not."""
+    """Return the general convolution, of any rank, transposed or not."""
     prims.check_dtype("convolution", input, prims.REAL)
     lists: dict[str, Lengths] = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed:

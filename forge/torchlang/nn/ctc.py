@@ -1,4 +1,4 @@
-"""Connectionist temporal classification."""
+"""The connectionist temporal classification (CTC) loss."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def _target_lengths(lengths: SequenceLengths, losses: TensorProxy) -> TensorProxy:
-    """Return lengths as numbers of the losses' dtype, at least 1."""
+    """Return lengths in the losses' dtype, at least 1."""
     if not isinstance(lengths, TensorProxy):
         lengths = prims.tensor(list(lengths), torch.int64, losses.device)
     lengths = clang.convert(prims.device_put(lengths, losses.device), losses.dtype)
@@ -34,10 +34,10 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> TensorProxy:
-    """-log of the probability of each target, over all ways to align it with the steps; its mean is of those over the
-    targets' lengths.
+    """Return -log of each target's probability, over all alignments with the steps; the mean is of the losses divided
+    by the targets' lengths.
 
-    Shapes: log_probs (steps, N, C) or (steps, C), targets (N, length), (length,) or all in a row, lengths (N,) or ().
+    Shapes: log_probs (steps, N, C) or (steps, C), targets (N, length), (length,) or concatenated, lengths (N,) or ().
     """
     check(reduction in _REDUCTIONS, lambda: f"{reduction} is not a valid value for reduction")
     losses = prims.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
@@ -54,6 +54,7 @@ def torch_ctc_loss(
     reduction: int = 0,
     zero_infinity: bool = False,
 ) -> TensorProxy:
-    """F.ctc_loss, with the reduction as a number: without one there is none, whatever torch's operator says."""
+    """Return F.ctc_loss with the reduction as a number, and without any by default, unlike the default of torch's
+    operator."""
     how = _REDUCTIONS[reduction]
     return ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, how, zero_infinity)

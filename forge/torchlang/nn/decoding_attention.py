@@ -1,4 +1,4 @@
-"""Attention of few queries, as in decoding; forge/transforms/decoding_attention.py finds it."""
+"""The attention of few queries, as in decoding; forge/transforms/decoding_attention.py matches it."""
 
 from forge.ir import Symbol, Tag, TensorProxy
 from forge.prims.core import like
@@ -13,7 +13,8 @@ def _decoding_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> TensorProxy:
-    """scaled_dot_product_attention of few queries and many keys. Shapes: those of scaled_dot_product_attention."""
+    """Return scaled_dot_product_attention of few queries and many keys. Shapes: those of
+    scaled_dot_product_attention."""
     return scaled_dot_product_attention(query, key, value, attn_mask, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -27,7 +28,7 @@ def _attend_to_cache(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> TensorProxy:
-    """decoding_attention of caches of keys and values, to which new ones are written at `position` (dim 2) before.
+    """Return decoding_attention on caches of keys and values, after new ones are written at `position` (dim 2).
 
     Shapes: caches (B, H, S, E) each; position (L,); new_key and new_value (B, H, L, E); the others those of attention.
     """

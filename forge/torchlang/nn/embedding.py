@@ -1,4 +1,4 @@
-"""Embeddings."""
+"""The embeddings of torch.nn.functional."""
 
 import math
 
@@ -13,7 +13,7 @@ from forge.torchlang.core import torchsymbol, write
 
 
 def check_table(op: str, weight: TensorProxy, indices: TensorProxy, sparse: bool) -> None:
-    """Raise for a table or indices of another shape or dtype, or if gradients would be sparse."""
+    """Raise for a table or indices of a wrong shape or dtype, or if gradients would be sparse."""
     torch_check(
         isinstance(indices, TensorProxy) and indices.dtype in (torch.int64, torch.int32),
         lambda: (
@@ -33,7 +33,7 @@ def check_table(op: str, weight: TensorProxy, indices: TensorProxy, sparse: bool
 
 
 def padding_row(weight: TensorProxy, padding_idx: int | None) -> Dim:
-    """padding_idx counted from the front; -1 for none."""
+    """Return padding_idx counted from the front; -1 for None."""
     if padding_idx is None:
         return -1
     rows = weight.shape[0]
@@ -46,7 +46,7 @@ def padding_row(weight: TensorProxy, padding_idx: int | None) -> Dim:
 
 
 def shorten(weight: TensorProxy, indices: TensorProxy, max_norm: float, norm_type: float, memory: Memory) -> None:
-    """Write to a table: the rows that are read get no longer than max_norm. No gradient knows."""
+    """Shorten the rows that are read to at most max_norm, in place and without a gradient."""
     trace = current_trace()
     with trace.set_tags(trace.tags | {Tag.NO_GRAD}):
         new = prims.embedding_renorm(*memory.read_all((weight, indices)), max_norm, norm_type)
@@ -54,7 +54,7 @@ def shorten(weight: TensorProxy, indices: TensorProxy, max_norm: float, norm_typ
 
 
 def handle_max_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> TensorProxy:
-    """Shorten the rows that are read to max_norm, before the call without it."""
+    """Shorten the rows that are read to max_norm, and make the call without max_norm."""
     arguments = symbol.bind(args, kwargs)
     if arguments["max_norm"] is not None:
         shorten(arguments["weight"], arguments["input"], arguments["max_norm"], arguments["norm_type"], memory)
@@ -64,7 +64,7 @@ def handle_max_norm(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -
 
 @torchsymbol(torch.ops.aten.embedding_renorm.default, inplace=torch.embedding_renorm_)
 def embedding_renorm(self: TensorProxy, indices: TensorProxy, max_norm: float, norm_type: float) -> TensorProxy:
-    """Return the table with the rows at `indices` scaled down to max_norm, where their norm is larger."""
+    """Return the table with the rows at `indices` scaled down to max_norm, if their norm is larger."""
     check_table("embedding_renorm", self, indices, False)
     return prims.embedding_renorm(self, indices, max_norm, norm_type)
 
@@ -82,7 +82,7 @@ def embedding(
     """Return the rows of `weight` at `input`.
 
     Shapes: weight is (rows, features); out is input's shape and then features.
-    max_norm: no row that is read is longer; its handler writes to weight, so that here it is None.
+    max_norm: the maximum norm of the rows that are read; the handler shortens them in weight, so it is None here.
     Raises: NotImplementedError for sparse gradients.
     """
     check_table("embedding", weight, input, sparse)
@@ -104,7 +104,7 @@ def torch_embedding(
 
 @torchsymbol(F.one_hot)
 def one_hot(tensor: TensorProxy, num_classes: int = -1) -> TensorProxy:
-    """1 at each index along a new last dim, else 0. Dtypes: int64."""
+    """Return 1 at each index along a new last dim, else 0. Dtypes: int64."""
     torch_check(
         tensor.dtype == torch.int64,
         lambda: f"one_hot: one_hot is only applicable to index tensor of type LongTensor, but got {tensor}",
@@ -115,21 +115,21 @@ def one_hot(tensor: TensorProxy, num_classes: int = -1) -> TensorProxy:
         NotImplementedError,
     )
     torch_check(num_classes > 0, lambda: f"one_hot: Class values must be non-negative, got {num_classes}")
-    if tensor.device.type == "cpu":  # a GPU is not waited for, as in torch
+    if tensor.device.type == "cpu":  # no synchronization with a GPU, as in torch
         prims.require(clang.all(tensor >= 0), "Class values must be non-negative.", "RuntimeError")
         prims.require(clang.all(tensor < num_classes), "Class values must be smaller than num_classes.", "RuntimeError")
     classes = prims.iota(num_classes, 0, 1, torch.int64, tensor.device)
     return clang.convert(clang.unsqueeze(tensor, -1) == classes, torch.int64)
 
 
-# embeddings summed up over bags of indices
+# embeddings reduced over bags of indices
 
 
 Optional = TensorProxy | None
 
 
 def _bags(input: TensorProxy, offsets: TensorProxy | None, count: Dim) -> TensorProxy:
-    """Return the number of the bag that each index is in: bags of one length, or such that begin at `offsets`."""
+    """Return the number of each index's bag: bags of one length, or bags that begin at `offsets`."""
     size = input.numel()
     places = prims.iota(size, 0, 1, torch.int64, input.device)
     if statically_true(size == 0):
@@ -180,11 +180,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> TensorProxy:
-    """Return the sum, mean or maximum of the rows of `weight` that each bag of indices names; zeros for an empty bag.
+    """Return the sum, mean or maximum of the rows of `weight` at each bag of indices; zeros for an empty bag.
 
-    Shapes: input (bags, length), or (indices,) with the bags' first places in offsets, which has the number of indices
-    as its last element where include_last_offset; weight (rows, features); out (bags, features).
-    max_norm: no row that is read is longer; its handler writes to weight, so that here it is None.
+    Shapes: input (bags, length), or (indices,) with the bags' first positions in offsets, whose last element is the
+    number of indices if include_last_offset; weight (rows, features); out (bags, features).
+    max_norm: the maximum norm of the rows that are read; the handler shortens them in weight, so it is None here.
     Raises: NotImplementedError for sparse gradients.
     """
     _check_bags(input, weight, offsets, mode, scale_grad_by_freq, per_sample_weights)

@@ -1,4 +1,4 @@
-"""The head of a language model and its loss as one call; forge/transforms/linear_cross_entropy.py finds them."""
+"""The head of a language model and its loss as one call; forge/transforms/linear_cross_entropy.py matches them."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -33,13 +33,13 @@ def _linear_cross_entropy(
     reduction: str,
     label_smoothing: float,
 ) -> TensorProxy:
-    """cross_entropy of the rows of linear(hidden, weight, bias), after `steps`: ("to", dtype), ("mul", number),
+    """Return cross_entropy of the rows of linear(hidden, weight, bias), after `steps`: ("to", dtype), ("mul", number),
     ("div", number) and ("tanh",), in order.
 
-    `logits`, where the program needs them for themselves, are those rows after the steps before `first`.
+    `logits`, if the program uses them elsewhere, are those rows after the steps before `first`.
     Shapes: hidden (..., H), weight (V, H), bias (V,), logits (..., V), class_weight (V,); target has as many elements
-    as hidden has rows; out () or, with reduction="none", target's.
-    Dtypes: out has that of the last cast, or hidden's.
+    as hidden has rows; out is () or, with reduction="none", target's.
+    Dtypes: out has the dtype of the last cast, or hidden's.
     """
     x = linear(hidden, weight, bias) if logits is None else logits
     for kind, *operands in steps[0 if logits is None else first :]:

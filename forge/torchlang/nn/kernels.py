@@ -1,4 +1,4 @@
-"""The operators of torch's own library behind functions of torch.nn.functional: other names of the same."""
+"""The native operators behind functions of torch.nn.functional: other names with the same meaning."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @torchsymbol(aten.native_dropout_backward.default)
 def native_dropout_backward(grad_output: TensorProxy, mask: TensorProxy, scale: float) -> TensorProxy:
-    """Return the gradient of what dropout kept, scaled."""
+    """Return the gradient of the elements that dropout kept, scaled."""
     return grad_output * (clang.convert(mask, grad_output.dtype) * scale)
 
 
@@ -42,7 +42,7 @@ def max_pool2d_with_indices_backward(
     ceil_mode: bool,
     indices: TensorProxy,
 ) -> TensorProxy:
-    """Return the gradient of max_pool2d's input: each window's goes to its place."""
+    """Return the gradient of max_pool2d's input: each window's gradient at its maximum."""
     op = "max_pool2d_with_indices_backward"
     for name, tensor in (("gradOutput", grad_output), ("indices", indices)):
         torch_check(
@@ -59,7 +59,7 @@ def max_pool2d_with_indices_backward(
 def _max_pool2d_with_indices_backward_grad(
     grad_output: TensorProxy, self: TensorProxy, *how: Any, **kwargs: Any
 ) -> TensorProxy:
-    """Gather from the incoming gradient; the input, of which only the shape is read, gets zeros, as in eager."""
+    """Gather from the incoming gradient; the input, whose values are not read, has a gradient of zeros, as in eager."""
     out = max_pool2d_with_indices_backward(grad_output, self, *how, **kwargs)
     indices = kwargs["indices"] if "indices" in kwargs else how[-1]
     g, places = (clang.reshape(each, (*each.shape[:-2], -1)) for each in (get_grad(out), indices))
@@ -79,7 +79,7 @@ def _grid_sampler_of(rank: int | None, function: Callable) -> Symbol:
     def body(
         input: TensorProxy, grid: TensorProxy, interpolation_mode: int, padding_mode: int, align_corners: bool
     ) -> TensorProxy:
-        """Return the input's values at the places that the grid names, in [-1, 1] from edge to edge.
+        """Return the input's values at the grid's coordinates, in [-1, 1] from edge to edge.
 
         interpolation_mode: 0 linear, 1 nearest, 2 cubic. padding_mode: 0 zeros, 1 border, 2 reflection.
         Shapes: input (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
@@ -105,7 +105,7 @@ grid_sampler_3d = _grid_sampler_of(3, torch.grid_sampler_3d)
 def upsample_bilinear(
     input: TensorProxy, size: Lengths | None = None, scale_factor: Scales | None = None
 ) -> TensorProxy:
-    """interpolate of images, whose corners stay where they are."""
+    """Return the interpolation of images with fixed corners."""
     return interpolate(input, size, scale_factor, "bilinear", True)
 
 
@@ -119,7 +119,7 @@ def _antialias_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> TensorProxy:
-        """Resize images to `output_size`, by a kernel that widens where they shrink."""
+        """Resize images to `output_size` with antialiasing: the kernel is wider when downsampling."""
         sizes = tuple(output_size)
         torch_check(len(sizes) == 2, lambda: f"{op}: It is expected output_size equals to 2, but got size {len(sizes)}")
         return prims.upsample(self, kind.value, sizes, align_corners, (scales_h, scales_w))
@@ -140,7 +140,8 @@ def _antialias_scaled_of(kind: Upsampling, operator: OpOverload) -> Symbol:
         align_corners: bool,
         scale_factors: Sequence[float] | None,
     ) -> TensorProxy:
-        """Resize images to `output_size`, or by `scale_factors`, by a kernel that widens where they shrink."""
+        """Resize images to `output_size`, or by `scale_factors`, with antialiasing: the kernel is wider when
+        downsampling."""
         torch_check(
             (output_size is None) != (scale_factors is None),
             lambda: f"{op}: Must specify exactly one of output_size and scale_factors",

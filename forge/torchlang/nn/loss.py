@@ -1,6 +1,7 @@
-"""Losses. size_average and reduce, which torch deprecates, are not supported: such a call runs as an opaque one.
+"""The losses of torch.nn.functional. The deprecated size_average and reduce are not supported: a call with them is
+opaque.
 
-One file, though long: a loss is a few lines, and they share reductions, weights and checks.
+The file is long because the losses share reductions, weights and checks.
 """
 
 import functools
@@ -26,7 +27,7 @@ Optional = TensorProxy | None
 
 
 def loss_symbol(function: Callable) -> Callable[[Callable], Symbol]:
-    """torchsymbol for a loss without the arguments that torch deprecates: NotImplementedError where they are given."""
+    """Return torchsymbol for a loss without torch's deprecated arguments, which raise NotImplementedError."""
     order = list(inspect.signature(function).parameters)
 
     def decorate(body: Callable) -> Symbol:
@@ -66,7 +67,7 @@ def reduce_loss(loss: TensorProxy, reduction: str) -> TensorProxy:
 
 
 def spread(slope: TensorProxy, g: TensorProxy, weight: TensorProxy | None, reduction: str) -> TensorProxy:
-    """Return each element's gradient of a weighted and reduced loss, rounded in torch's order."""
+    """Return each element's gradient of a weighted and reduced loss, rounded in torch's order of operations."""
     gradient = slope * g
     gradient = gradient if weight is None else gradient * weight
     return gradient / slope.numel() if reduction == "mean" else gradient
@@ -93,7 +94,7 @@ def _weight(op: str, loss: TensorProxy, weight: Optional, input: TensorProxy, re
 
 @loss_symbol(F.mse_loss)
 def mse_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", weight: Optional = None) -> TensorProxy:
-    """(input - target) ** 2."""
+    """Return (input - target) ** 2."""
     x, y = _pair("mse_loss", input, target)
     if weight is None:  # torch's kernel takes real numbers, its weighted form any
         prims.check_dtype("mse_loss", x, prims.REAL)
@@ -102,14 +103,14 @@ def mse_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", w
 
 @loss_symbol(F.l1_loss)
 def l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", weight: Optional = None) -> TensorProxy:
-    """|input - target|."""
+    """Return |input - target|."""
     x, y = _pair("l1_loss", input, target)
     return _weight("l1_loss", clang.abs(x - y), weight, input, reduction)
 
 
 @loss_symbol(F.smooth_l1_loss)
 def smooth_l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean", beta: float = 1.0) -> TensorProxy:
-    """d ** 2 / (2 * beta) where d = |input - target| < beta, else d - beta / 2."""
+    """Return d ** 2 / (2 * beta) where d = |input - target| < beta, else d - beta / 2."""
     torch_check(beta >= 0, lambda: f"smooth_l1_loss: beta is {beta}, but does not support negative values")
     x, y = _pair("smooth_l1_loss", input, target)
     difference = x - y
@@ -125,14 +126,14 @@ def smooth_l1_loss(input: TensorProxy, target: TensorProxy, reduction: str = "me
 def huber_loss(
     input: TensorProxy, target: TensorProxy, reduction: str = "mean", delta: float = 1.0, weight: Optional = None
 ) -> TensorProxy:
-    """d ** 2 / 2 where d = |input - target| <= delta, else delta * (d - delta / 2)."""
+    """Return d ** 2 / 2 where d = |input - target| <= delta, else delta * (d - delta / 2)."""
     torch_check(delta > 0, lambda: f"huber_loss does not support non-positive values for delta, but got {delta}")
     x, y = _pair("huber_loss", input, target)
     prims.check_dtype("huber_loss", x, prims.REAL)
     difference = x - y
     distance = clang.abs(difference)
     is_far = distance > delta
-    near = clang.where(is_far, 0, difference)  # of an infinite one, the gradient would be nan
+    near = clang.where(is_far, 0, difference)  # for an infinite difference, the gradient would be nan
     loss = clang.where(is_far, (distance - 0.5 * delta) * delta, near * near * 0.5)
     loss = clang.convert(loss, input.dtype)
     if weight is None or reduction != "mean":
@@ -147,7 +148,7 @@ def huber_loss(
 def binary_cross_entropy(
     input: TensorProxy, target: TensorProxy, weight: Optional = None, reduction: str = "mean"
 ) -> TensorProxy:
-    """-(target * log(input) + (1 - target) * log(1 - input)), each logarithm at least -100."""
+    """Return -(target * log(input) + (1 - target) * log(1 - input)), each logarithm at least -100."""
     _check_binary("binary_cross_entropy", input, target)
     negative, positive = [clamp_min(each, -100) for each in (clang.log1p(-input), clang.log(input))]
     loss = (target - 1) * negative - target * positive
@@ -178,7 +179,8 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Optional = None,
 ) -> TensorProxy:
-    """binary_cross_entropy of sigmoid(input), stable; pos_weight multiplies the positive target's part."""
+    """Return binary_cross_entropy of sigmoid(input), numerically stable; pos_weight multiplies the term of positive
+    targets."""
     _check_binary("binary_cross_entropy_with_logits", input, target)
     positive = logsigmoid(input)
     if pos_weight is not None:
@@ -211,7 +213,7 @@ prims.register_vjp(
 
 @loss_symbol(F.kl_div)
 def kl_div(input: TensorProxy, target: TensorProxy, reduction: str = "mean", log_target: bool = False) -> TensorProxy:
-    """target * (log(target) - input), input being a logarithm; target too with log_target."""
+    """Return target * (log(target) - input), where input is a logarithm, and target, too, with log_target."""
     for each in (input, target):
         prims.check_dtype("kl_div", each, prims.REAL, RuntimeError)
     if log_target:
@@ -233,7 +235,8 @@ def poisson_nll_loss(
     eps: float = 1e-8,
     reduction: str = "mean",
 ) -> TensorProxy:
-    """exp(input) - target * input (input - target * log(input + eps) without log_input), and Stirling's term."""
+    """Return exp(input) - target * input (input - target * log(input + eps) without log_input), plus Stirling's term if
+    `full`."""
     loss = clang.exp(input) - target * input if log_input else input - target * clang.log(input + eps)
     if full:
         stirling = target * clang.log(target) - target + 0.5 * clang.log(target * (2 * math.pi))
@@ -250,9 +253,10 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> TensorProxy:
-    """(log(var) + (input - target) ** 2 / var) / 2, where var is at least eps for its value, not for its gradient.
+    """Return (log(var) + (input - target) ** 2 / var) / 2, where var is clamped to eps without an effect on its
+    gradient.
 
-    Raises: ValueError for a negative var, of a tensor when the program runs.
+    Raises: ValueError for a negative var; for a tensor, when the program runs.
     """
     if not isinstance(var, TensorProxy):
         check(var >= 0, lambda: f"gaussian_nll_loss: var has negative entry/entries: {var}")
@@ -267,7 +271,7 @@ def gaussian_nll_loss(
 
 
 def _variance(input: TensorProxy, var: TensorProxy) -> TensorProxy:
-    """var with a last dim of length 1 where it has one number for a row of the input."""
+    """Return var, with a last dim of length 1 if it has one number per row of the input."""
     if same_shape(var.shape, input.shape):
         return var
     if same_shape(var.shape, input.shape[:-1]):
@@ -286,7 +290,7 @@ def _variance(input: TensorProxy, var: TensorProxy) -> TensorProxy:
 def nll_loss(
     input: TensorProxy, target: TensorProxy, weight: Optional = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> TensorProxy:
-    """-weight[target] * input[target], 0 where target is ignore_index; its mean is over the weights used.
+    """Return -weight[target] * input[target], 0 where target is ignore_index; its mean is over the used weights.
 
     Shapes: input (C,) or (N, C, *), target () or (N, *), weight (C,).
     """
@@ -335,7 +339,7 @@ Shapes: input (C,) or (N, C, *), target and out () or (N, *). Dtypes: out is flo
 
 @register_grad(class_losses)
 def _class_losses_grad(input: TensorProxy, target: TensorProxy, ignore_index: int) -> TensorProxy:
-    """Compare all classes with the target: one loop writes softmax less the targets."""
+    """Compare all classes with the target, so that one loop writes softmax minus the one-hot target."""
     dim = 0 if input.ndim == 1 else 1
     wide, used = clang.widen(input), target != ignore_index
     total = clang.logsumexp(wide, dim, True)
@@ -355,7 +359,7 @@ def composed_cross_entropy(
 ) -> TensorProxy:
     """Return cross_entropy of classes as logsumexp(input) - input[target], which needs no softmax in memory.
 
-    Dtypes: computed in float32 where input's is narrower; out has input's.
+    Dtypes: computed in float32 if input's is narrower; out has input's.
     Shapes: those of cross_entropy.
     """
     check_classes("cross_entropy", input, target, None)
@@ -369,7 +373,7 @@ def composed_cross_entropy(
 
 
 def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Optional) -> None:
-    """Raise for a target of class indices or a weight of the classes that does not go with the input."""
+    """Raise for class indices as target, or class weights, that do not match the input."""
     torch_check(
         target.dtype in (torch.int64, torch.uint8),
         lambda: f"{op}: expected target of dtype Long or Byte, but got {target}",
@@ -394,7 +398,7 @@ def check_classes(op: str, input: TensorProxy, target: TensorProxy, weight: Opti
 
 
 def _look_up(table: TensorProxy, indices: TensorProxy) -> TensorProxy:
-    """table[indices]."""
+    """Return table[indices]."""
     flat = clang.reshape(indices, (indices.numel(),))
     return clang.reshape(prims.gather(table, 0, flat), indices.shape)
 
@@ -408,7 +412,8 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> TensorProxy:
-    """nll_loss of log_softmax; target may be probabilities of input's shape; label_smoothing mixes in even ones.
+    """Return nll_loss of log_softmax; target may be probabilities of input's shape; label_smoothing mixes in a uniform
+    distribution.
 
     Shapes: input (C,) or (N, C, *), target of classes () or (N, *), weight (C,).
     """
@@ -454,7 +459,7 @@ def _of_probabilities(
 def _of_even(
     scores: TensorProxy, target: TensorProxy, weight: Optional, ignore_index: int, reduction: str, dim: int
 ) -> TensorProxy:
-    """Return the loss of classes that are all as likely, times their number."""
+    """Return the loss for uniform target probabilities, times the number of classes."""
     terms = scores if weight is None else scores * _class_weights(weight, scores.ndim, dim)
     used = target != ignore_index
     loss = clang.where(used, -clang.sum(terms, dim), 0)
@@ -473,7 +478,7 @@ def _of_even(
 def hinge_embedding_loss(
     input: TensorProxy, target: TensorProxy, margin: float = 1.0, reduction: str = "mean"
 ) -> TensorProxy:
-    """input where target is 1, max(0, margin - input) where it is -1 (both where it is neither)."""
+    """Return input where target is 1, max(0, margin - input) where it is -1 (their sum where it is neither)."""
     far = clang.where(target != 1, clamp_min(margin - input, 0), 0)
     near = clang.where(target != -1, input, 0)
     return reduce_loss(far + near, reduction)
@@ -483,7 +488,7 @@ def hinge_embedding_loss(
 def cosine_embedding_loss(
     input1: TensorProxy, input2: TensorProxy, target: TensorProxy, margin: float = 0, reduction: str = "mean"
 ) -> TensorProxy:
-    """1 - cos(input1, input2) where target is 1, max(0, cos - margin) where it is -1.
+    """Return 1 - cos(input1, input2) where target is 1, max(0, cos - margin) where it is -1.
 
     Shapes: inputs (N, D) and target (N,), or (D,) and ().
     """
@@ -507,7 +512,7 @@ def cosine_embedding_loss(
 def margin_ranking_loss(
     input1: TensorProxy, input2: TensorProxy, target: TensorProxy, margin: float = 0, reduction: str = "mean"
 ) -> TensorProxy:
-    """max(0, margin - target * (input1 - input2))."""
+    """Return max(0, margin - target * (input1 - input2))."""
     torch_check(
         input1.ndim == input2.ndim == target.ndim,
         lambda: (
@@ -530,7 +535,7 @@ def _check_triplet(op: str, margin: float, **tensors: TensorProxy) -> None:
 
 
 def _triplet(near: TensorProxy, far: TensorProxy, across: Optional, margin: float, reduction: str) -> TensorProxy:
-    """max(0, margin + near - far), far being the smaller of it and `across` where that is given."""
+    """Return max(0, margin + near - far), where far is the minimum of far and `across`, if given."""
     far = far if across is None else clang.minimum(far, across)
     return reduce_loss(clamp_min(near + margin - far, 0), reduction)
 
@@ -546,7 +551,8 @@ def triplet_margin_loss(
     swap: bool = False,
     reduction: str = "mean",
 ) -> TensorProxy:
-    """max(0, margin + |anchor - positive| - |anchor - negative|); swap takes the nearer of anchor and positive."""
+    """Return max(0, margin + |anchor - positive| - |anchor - negative|); with swap, the distance of positive and
+    negative if smaller."""
     _check_triplet("triplet_margin_loss", margin, anchor=anchor, positive=positive, negative=negative)
     near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
     across = pairwise_distance(positive, negative, p, eps) if swap else None
@@ -555,7 +561,7 @@ def triplet_margin_loss(
 
 @loss_symbol(F.soft_margin_loss)
 def soft_margin_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean") -> TensorProxy:
-    """log(1 + exp(-target * input))."""
+    """Return log(1 + exp(-target * input))."""
     exponent = clang.convert(-target * input, input.dtype)
     return reduce_loss(clang.log1p(clang.exp(exponent)), reduction)
 
@@ -569,7 +575,7 @@ def _soft_margin_loss_grad(
     share: TensorProxy | float = -1.0
     if reduction == "mean" and not statically_true(input.numel() == 0):
         share /= input.numel()
-        if input.device.type == "cpu":  # whose kernel rounds it, where others do not
+        if input.device.type == "cpu":  # torch's CPU kernel rounds it, others do not
             share = prims.full((), share, power.dtype, input.device)
     for each, other in ((input, target), (target, input)):
         if needs_grad(each):

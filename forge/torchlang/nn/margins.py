@@ -1,4 +1,4 @@
-"""Margin losses of several classes: each row's target against all others."""
+"""The multi-class margin losses: each row's target against all other classes."""
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ def _check_rows(op: str, input: TensorProxy, least: int) -> None:
 
 
 def _matrix(x: TensorProxy) -> TensorProxy:
-    """Return x as one row where it is no matrix."""
+    """Return x as a matrix of one row unless it is a matrix."""
     return x if x.ndim == 2 else clang.reshape(x, (1, x.numel()))
 
 
@@ -66,7 +66,7 @@ def multi_margin_loss(
 def multilabel_margin_loss(input: TensorProxy, target: TensorProxy, reduction: str = "mean") -> TensorProxy:
     """Return the sum over the targets and all other classes of max(0, 1 - input[target] + input), over C.
 
-    Shapes: input (N, C) or (C,), and target the same: the classes of a row before its first negative number.
+    Shapes: input (N, C) or (C,), target the same: the classes of a row, up to its first negative number.
     """
     op = "multilabel_margin_loss"
     prims.check_dtype(op, input, prims.REAL)

@@ -1,4 +1,4 @@
-"""F.multi_head_attention_forward: projections, attention over heads, and the projection out."""
+"""The function F.multi_head_attention_forward: projections, attention over heads, and the output projection."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -48,10 +48,10 @@ def multi_head_attention_forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[TensorProxy, TensorProxy | None]:
-    """(output, attention weights or None) of nn.MultiheadAttention.
+    """Return (output, attention weights or None) of nn.MultiheadAttention.
 
     Shapes: query (L, N, E), key and value (S, N, …), all of them with or all without N; weights (N, L, S), with
-    num_heads after N unless they are averaged.
+    num_heads after N unless averaged.
     """
     check(
         static_k is None and static_v is None,
@@ -112,7 +112,7 @@ def _check_shapes(query: TensorProxy, key: TensorProxy, value: TensorProxy, widt
 
 
 def _as_additive(mask: Optional, dtype: torch.dtype) -> Optional:
-    """Return a mask to add: a bool one as -inf where it is True."""
+    """Return an additive mask: -inf where a bool mask is True."""
     if mask is None or mask.is_floating_point():
         return mask
     check(
@@ -137,7 +137,7 @@ def _choose_mask(
 def _merge_masks(
     attn_mask: Optional, key_padding_mask: Optional, q: TensorProxy, k: TensorProxy, num_heads: int, extra: int
 ) -> Optional:
-    """Return one mask of (1 or N * heads, L or 1, S), with 0 for the `extra` keys that were put last."""
+    """Return one mask of (1 or N * heads, L or 1, S), with 0 for the `extra` keys at the end."""
     rows, columns = q.shape[1], k.shape[1]
     if attn_mask is not None:
         expected = (rows, columns - extra) if attn_mask.ndim == 2 else (q.shape[0], rows, columns - extra)
@@ -164,7 +164,7 @@ def _pad_mask(mask: TensorProxy, extra: int) -> TensorProxy:
 
 
 def _split(x: Optional, count: int) -> Sequence[Optional]:
-    """`count` equal parts of dim 0."""
+    """Return `count` equal parts of dim 0."""
     if x is None:
         return (None,) * count
     size = x.shape[0] // count
@@ -188,7 +188,7 @@ def _project_packed(
     same_qk: bool,
     same_kv: bool,
 ) -> Three:
-    """Project the inputs that are the same tensor by one product, as torch does."""
+    """Project the inputs, with a single product for inputs that are the same tensor, as torch does."""
     if same_kv and same_qk:
         q, k, v = _project_together(query, weight, bias, 3)
         return q, k, v
@@ -209,7 +209,7 @@ def _project_together(x: TensorProxy, weight: TensorProxy, bias: Optional, count
 
 
 def _as_heads(projected: Three, num_heads: int, biases: tuple[Optional, Optional], add_zero: bool) -> Three:
-    """Return (L, N, E) as (N * heads, L, E / heads), with the bias and the zeros as last keys and values."""
+    """Return (L, N, E) as (N * heads, L, E / heads), with the bias and the zeros appended to keys and values."""
     result: list[TensorProxy] = []
     for x, bias in zip(projected, (None, *biases), strict=True):
         if bias is not None:
@@ -246,7 +246,7 @@ def _root(width: Dim) -> float:
 
 
 def _flatten(context: TensorProxy, num_heads: int) -> TensorProxy:
-    """(L, N * heads, E / heads) as (L * N, E)."""
+    """Reshape (L, N * heads, E / heads) to (L * N, E)."""
     length, heads, width = context.shape
     return clang.reshape(context, (length * (heads // num_heads), num_heads * width))
 

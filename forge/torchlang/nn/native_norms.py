@@ -1,6 +1,6 @@
-"""The operators of torch's own library behind the normalizations: they give the statistics, too.
+"""The native operators behind the normalizations, which also return the statistics.
 
-Gradients flow through the statistics of native_group_norm alone, as in torch.
+Gradients flow through the statistics of native_group_norm only, as in torch.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ Triple = tuple[TensorProxy, TensorProxy, TensorProxy]
 
 
 def statistics_dtype(x: TensorProxy, *parameters: Parameter) -> torch.dtype:
-    """Return the dtype of a norm's statistics: wider than half precision on a GPU, on a CPU where the parameters are.
-    torch's kernels for fake tensors say otherwise."""
+    """Return the dtype of a norm's statistics: wider than half precision on a GPU, and on a CPU if the parameters have
+    another dtype than x. torch's kernels for fake tensors differ."""
     narrow = x.device.type == "cpu" and all(each is None or each.dtype == x.dtype for each in parameters)
     return x.dtype if narrow else clang.wider(x.dtype)
 
@@ -45,7 +45,8 @@ def _statistic(value: TensorProxy, shape: Sequence[Dim], dtype: torch.dtype) -> 
 def native_layer_norm(
     input: TensorProxy, normalized_shape: Sequence[Dim], weight: Parameter, bias: Parameter, eps: float
 ) -> Triple:
-    """(layer_norm, mean, 1 / sqrt(variance + eps)); the last two have length 1 where layer_norm takes means."""
+    """Return (layer_norm, mean, 1 / sqrt(variance + eps)); the last two have length 1 in the dims that layer_norm
+    reduces."""
     check_normalized("native_layer_norm", input, normalized_shape, weight=weight, bias=bias)
     first = input.ndim - len(normalized_shape)
     out, mean, _, rstd = standardize(input, tuple(range(first, input.ndim)), eps)
@@ -59,7 +60,8 @@ def native_layer_norm(
 def native_group_norm(
     input: TensorProxy, weight: Parameter, bias: Parameter, N: Dim, C: Dim, HxW: Dim, group: int, eps: float
 ) -> Triple:
-    """(group_norm, mean, 1 / sqrt(variance + eps)) of N * C channels of HxW numbers; the last two are (N, group)."""
+    """Return (group_norm, mean, 1 / sqrt(variance + eps)) of N * C channels of HxW numbers; the last two are (N,
+    group)."""
     op = "native_group_norm"
     torch_check(
         not statically_true(input.numel() != N * C * HxW),
@@ -86,7 +88,7 @@ def native_group_norm(
 
 
 def _handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
-    """Change running statistics in place in training."""
+    """Update the running statistics in place in training."""
     arguments = symbol.bind(args, kwargs)
     if not arguments.pop("training", True):
         return symbol(*memory.read_all(args), **memory.read_all(kwargs))
@@ -98,7 +100,7 @@ def _handle(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
 
 
 def _handle_update(symbol: Symbol, args: tuple, kwargs: dict, memory: Memory) -> tuple:
-    """Return the results and cuDNN's reserve tensor for the backward, which is empty on CPUs."""
+    """Return the results and cuDNN's reserve tensor for the backward (empty on CPUs); update the running statistics."""
     results = _handle(symbol, args, kwargs, memory)
     device = results[0].device
     check(
@@ -119,9 +121,9 @@ def batch_norm_with_update(
     momentum: float,
     eps: float,
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy, Parameter, Parameter]:
-    """(batch_norm in training, mean, 1 / sqrt(variance + eps), new running mean, new running variance).
+    """Return (batch_norm in training, mean, 1 / sqrt(variance + eps), new running mean, new running variance).
 
-    A pure function: what writes the running statistics is its handler.
+    This is a pure function: its handler writes the running statistics.
     """
     parameters = {"weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
     check_channels("native_batch_norm", input, **parameters)
@@ -147,8 +149,8 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> Triple:
-    """(batch_norm, the mean, 1 / sqrt(variance + eps)): the batch's in training; else the last two are empty on a CPU,
-    and made of the running statistics on a GPU."""
+    """Return (batch_norm, mean, 1 / sqrt(variance + eps)). The last two are the batch's in training; in evaluation,
+    they are empty on a CPU and those of the running statistics on a GPU."""
     if training:
         return batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps)[:3]
     out = batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -156,7 +158,7 @@ def native_batch_norm(
     if input.device.type == "cpu":
         mean, invstd = (prims.full((0,), 0, dtype, input.device) for _ in range(2))
         return out, mean, invstd
-    assert running_mean is not None and running_var is not None  # batch_norm has said so
+    assert running_mean is not None and running_var is not None  # checked by batch_norm
     shape = (input.shape[1],)
     rstd = clang.rsqrt(clang.convert(running_var, dtype) + eps)
     return out, _statistic(running_mean, shape, dtype), _statistic(rstd, shape, dtype)
@@ -172,7 +174,7 @@ def _legit_arguments(
     momentum: float | None = None,
     eps: float | None = None,
 ) -> dict:
-    """Return the arguments by name: torch's function is called with running statistics, or without them."""
+    """Return the arguments by name, for a call of torch's function with or without running statistics."""
     if not isinstance(running_mean, TensorProxy):
         numbers = [each for each in (running_mean, running_var, training, momentum, eps) if each is not None]
         running_mean, running_var, (training, momentum, eps) = None, None, numbers
@@ -193,5 +195,5 @@ native_batch_norm_legit = torchsymbol(
 def native_batch_norm_no_stats(
     input: TensorProxy, weight: Parameter, bias: Parameter, training: bool, momentum: float, eps: float
 ) -> Triple:
-    """native_batch_norm without running statistics."""
+    """Return native_batch_norm without running statistics."""
     return native_batch_norm.definition(input, weight, bias, None, None, training, momentum, eps)

@@ -1,4 +1,4 @@
-"""Normalizations."""
+"""The normalizations of torch.nn.functional."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from forge.torchlang.shape import row_major
 def _standardize(
     x: TensorProxy, dims: tuple[int, ...], eps: float
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy, TensorProxy]:
-    """((x - mean) * rstd, mean, variance, rstd) over `dims`, which stay with length 1. No gradient flows from the last
-    three.
+    """Return ((x - mean) * rstd, mean, variance, rstd) over `dims`, which are kept with length 1. No gradient flows
+    from the last three.
 
     Dtypes: floating point; half precision becomes float32.
     """
@@ -52,7 +52,7 @@ def _standardize_grad(x: TensorProxy, dims: tuple[int, ...], eps: float) -> tupl
 def scale_and_shift(
     x: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None, dtype: torch.dtype
 ) -> TensorProxy:
-    """x * weight + bias where they are given, in `dtype`."""
+    """Return x * weight + bias, for those that are given, in `dtype`."""
     if weight is not None:
         x = x * weight
     if bias is not None:
@@ -61,7 +61,7 @@ def scale_and_shift(
 
 
 def per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
-    """Return a value for each channel, (C,) as (1, C, 1, …)."""
+    """Return one value per channel, (C,), as (1, C, 1, …)."""
     if value is None:
         return None
     return prims.broadcast_in_dim(value, (1, value.shape[0], *[1] * (ndim - 2)), (1,))
@@ -71,7 +71,7 @@ def per_channel(value: TensorProxy | None, ndim: int) -> TensorProxy | None:
 
 
 def check_normalized(op: str, input: TensorProxy, shape: Sequence[Dim], **parameters: TensorProxy | None) -> None:
-    """Raise RuntimeError where the input's last dims, or a parameter, do not have `shape`."""
+    """Raise RuntimeError unless the input's last dims, and the parameters, have `shape`."""
     torch_check(
         len(shape) > 0, lambda: f"{op}: Expected normalized_shape to be at least 1-dimensional, but got {list(shape)}"
     )
@@ -102,7 +102,8 @@ def layer_norm(
     bias: TensorProxy | None = None,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """(input - mean) / sqrt(variance + eps) * weight + bias over the last dims, which have `normalized_shape`."""
+    """Return (input - mean) / sqrt(variance + eps) * weight + bias over the last dims, which have
+    `normalized_shape`."""
     check_normalized("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     out = standardize(input, _last_dims(input, len(normalized_shape)), eps)[0]
     return scale_and_shift(out, weight, bias, input.dtype)
@@ -117,7 +118,7 @@ def torch_layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> TensorProxy:
-    """F.layer_norm with an argument that torch ignores."""
+    """Return F.layer_norm, ignoring the additional argument as torch does."""
     return layer_norm(input, normalized_shape, weight, bias, eps)
 
 
@@ -125,9 +126,9 @@ def torch_layer_norm(
 def rms_norm(
     input: TensorProxy, normalized_shape: Sequence[Dim], weight: TensorProxy | None = None, eps: float | None = None
 ) -> TensorProxy:
-    """input / sqrt(mean of squares + eps) * weight over the last dims, which have `normalized_shape`.
+    """Return input / sqrt(mean of squares + eps) * weight over the last dims, which have `normalized_shape`.
 
-    eps is the smallest step at 1 of the dtype that it computes in unless given.
+    eps is by default the machine epsilon of the compute dtype.
     """
     check_normalized("rms_norm", input, normalized_shape, weight=weight)
     wide, rstd = _root_mean_square(input, len(normalized_shape), eps)
@@ -135,7 +136,7 @@ def rms_norm(
 
 
 def _root_mean_square(input: TensorProxy, count: int, eps: float | None) -> tuple[TensorProxy, TensorProxy]:
-    """Return the input in the dtype to compute in, and 1 / sqrt(mean of squares + eps); torch's result is row-major."""
+    """Return the input in the compute dtype, and 1 / sqrt(mean of squares + eps); torch's result is row-major."""
     if input.strides is not None and not row_major(input):
         input = prims.contiguous(input)
     wide = clang.convert(input, clang.wider(input.dtype))
@@ -147,7 +148,7 @@ def _root_mean_square(input: TensorProxy, count: int, eps: float | None) -> tupl
 def rms_norm_grad(
     input: TensorProxy, normalized_shape: Sequence[Dim], weight: TensorProxy | None = None, eps: float | None = None
 ) -> TensorProxy:
-    """Save the input and one number for each row."""
+    """Save the input and one number per row."""
     count = len(normalized_shape)
     wide, rstd = _root_mean_square(input, count, eps)
     out = scale_and_shift(wide * rstd, weight, None, input.dtype)
@@ -171,7 +172,7 @@ def group_norm(
     bias: TensorProxy | None = None,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """Return the channels in groups, each of which is standardized; times weight plus bias for each channel.
+    """Standardize the channels in groups; multiply each channel by its weight and add its bias.
 
     Shapes: input (N, C, *), weight and bias (C,).
     """
@@ -214,7 +215,7 @@ def torch_group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> TensorProxy:
-    """F.group_norm with an argument that torch ignores."""
+    """Return F.group_norm, ignoring the additional argument as torch does."""
     return group_norm(input, num_groups, weight, bias, eps)
 
 
@@ -230,7 +231,7 @@ def _batch_norm_train(
     momentum: float,
     eps: float,
 ) -> tuple[TensorProxy, TensorProxy | None, TensorProxy | None]:
-    """(out, new running mean, new running variance) of batch_norm in training; nothing is written."""
+    """Return (out, new running mean, new running variance) of batch_norm in training; nothing is written."""
     dims = (0, *range(2, input.ndim))
     out, mean, variance, _ = standardize(input, dims, eps)
     out = scale_and_shift(out, per_channel(weight, input.ndim), per_channel(bias, input.ndim), input.dtype)
@@ -242,7 +243,7 @@ def _batch_norm_train(
 
 
 def blend(running: TensorProxy | None, new: TensorProxy, momentum: float) -> TensorProxy | None:
-    """Return a running statistic moved towards a new one, in its dtype and without a gradient."""
+    """Return the moving average of a running statistic and a new one, in its dtype and without a gradient."""
     if running is None:
         return None
     new = prims.detach(clang.reshape(new, running.shape))
@@ -253,7 +254,7 @@ batch_norm_train = Symbol("batch_norm_train", "torchlang.batch_norm_train", body
 
 
 def _of_empty(input: TensorProxy, weight: TensorProxy | None, bias: TensorProxy | None) -> TensorProxy:
-    """batch_norm of no elements, as torch has it: connected with the parameters by their first element."""
+    """Return batch_norm of no elements as in torch: connected with the parameters by their first element."""
     scale, shift = [value if value is None else clang.select(value, 0, 0) for value in (weight, bias)]
     out = scale_and_shift(input, scale, shift, input.dtype)
     return prims.clone(input) if out is input else out
@@ -268,14 +269,14 @@ def _train(
     momentum: float,
     eps: float,
 ) -> tuple[TensorProxy, TensorProxy | None, TensorProxy | None]:
-    """batch_norm_train; of no elements, which leave the statistics as they are."""
+    """Return batch_norm_train; without elements, the statistics are unchanged."""
     if statically_true(input.numel() == 0):
         return _of_empty(input, weight, bias), running_mean, running_var
     return batch_norm_train(input, running_mean, running_var, weight, bias, momentum, eps)
 
 
 def check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) -> None:
-    """Raise RuntimeError where a value does not have one number for each channel of the input."""
+    """Raise RuntimeError unless each value has one number per channel of the input."""
     check_tensor(op, input=input)
     torch_check(input.ndim >= 2, lambda: f"{op}: input is {input}, but must have at least 2 dims: (N, C, …)")
     for name, value in values.items():
@@ -289,7 +290,7 @@ def check_channels(op: str, input: TensorProxy, **values: TensorProxy | None) ->
 
 
 def _check_dtypes(input: TensorProxy, **values: TensorProxy | None) -> None:
-    """Raise RuntimeError for dtypes that torch's kernels of a CPU do not mix."""
+    """Raise RuntimeError for dtypes that torch's CPU kernels do not mix."""
     mixed = {torch.float32} if input.dtype in (torch.float16, torch.bfloat16) else set()
     for name, value in values.items():
         torch_check(
@@ -336,10 +337,10 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """Standardize channels by the running statistics; in training, by the batch's, which then move the running ones.
+    """Standardize channels by the running statistics; in training, by the batch's, which update the running ones.
 
     Shapes: input (N, C, *), all else (C,).
-    Raises: ValueError where a channel has one value in training; RuntimeError without statistics in evaluation.
+    Raises: ValueError if a channel has only one value in training; RuntimeError without statistics in evaluation.
     """
     check_channels("batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
     _check_dtypes(input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
@@ -366,7 +367,7 @@ def torch_batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> TensorProxy:
-    """F.batch_norm with its parameters in another order."""
+    """Return F.batch_norm, with the parameters in another order."""
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
@@ -374,12 +375,12 @@ def torch_batch_norm(
 
 
 def _one_batch(input: TensorProxy) -> TensorProxy:
-    """(N, C, *) as (1, N * C, *)."""
+    """Reshape (N, C, *) to (1, N * C, *)."""
     return clang.reshape(input, (1, input.shape[0] * input.shape[1], *input.shape[2:]))
 
 
 def _for_each_instance(value: TensorProxy | None, count: Dim) -> TensorProxy | None:
-    """(C,) repeated to (N * C,)."""
+    """Repeat (C,) to (N * C,)."""
     if value is None:
         return None
     return clang.reshape(clang.expand_to(value, (count, value.shape[0])), (count * value.shape[0],))
@@ -416,7 +417,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> TensorProxy:
-    """Standardize every channel of every instance by itself; without use_input_stats, by the running
+    """Standardize each channel of each instance by its own statistics; without use_input_stats, by the running
     statistics.
 
     Shapes: input (N, C, *), all else (C,).
@@ -441,7 +442,7 @@ def torch_instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> TensorProxy:
-    """F.instance_norm with its parameters in another order."""
+    """Return F.instance_norm, with the parameters in another order."""
     return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
@@ -450,7 +451,7 @@ def torch_instance_norm(
 
 @torchsymbol(F.normalize)
 def normalize(input: TensorProxy, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12) -> TensorProxy:
-    """input / its p-norm along `dim`, which is at least eps."""
+    """Return input divided by its p-norm along `dim`, which is clamped to at least eps."""
     dims = clang.canonical_dims("normalize", dim, input.ndim)
     norm = clang.vector_norm(input, p, dims, True)
     return input / clamp_min(norm, eps)
@@ -460,7 +461,7 @@ def normalize(input: TensorProxy, p: float = 2.0, dim: int | Sequence[int] = 1, 
 def local_response_norm(
     input: TensorProxy, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> TensorProxy:
-    """input / (k + alpha * the mean of the squares of `size` neighbouring channels) ** beta."""
+    """Return input / (k + alpha * the mean of the squares of `size` neighbouring channels) ** beta."""
     check(
         input.ndim >= 3,
         lambda: f"local_response_norm: Expected 3D or higher dimensionality input, but got {input}",
@@ -476,8 +477,8 @@ def local_response_norm(
 
 @torchsymbol(torch_weight_norm)
 def weight_norm(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorProxy:
-    """v * g / |v|, where the norm is over every dim but `dim` (all for -1)."""
-    if dim in (0, v.ndim - 1) and torch.float16 not in (v.dtype, g.dtype):  # torch has a kernel of its own for these
+    """Return v * g / |v|, where the norm is over every dim but `dim` (all for -1)."""
+    if dim in (0, v.ndim - 1) and torch.float16 not in (v.dtype, g.dtype):  # torch has a specialized kernel for these
         prims.check_dtype("_weight_norm", v, prims.REAL)
         check_one_dtype("_weight_norm", v=v, g=g)
     dtype = v.dtype
@@ -486,12 +487,13 @@ def weight_norm(v: TensorProxy, g: TensorProxy, dim: int = 0) -> TensorProxy:
 
 
 def _in_the_kernels_dtype(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[TensorProxy, TensorProxy]:
-    """Return both as torch computes with them: its kernel for the first dim or the last has float32 throughout."""
+    """Return both in the dtypes in which torch computes: its kernel for the first or last dim uses float32
+    throughout."""
     return (clang.widen(v), clang.widen(g)) if dim in (0, v.ndim - 1) else (v, g)
 
 
 def _weight_length(v: TensorProxy, g: TensorProxy, dim: int) -> tuple[TensorProxy, tuple[int, ...]]:
-    """Return |v|, and the dims that it is over."""
+    """Return |v|, and the reduced dims."""
     outer = () if dim == -1 else (check_dim("_weight_norm", dim, v.ndim),)
     dims = tuple(i for i in range(v.ndim) if i not in outer)
     return clang.vector_norm(v, 2, dims, dim != -1), dims

@@ -1,4 +1,4 @@
-"""Pooling, unfold and fold."""
+"""The pooling functions, unfold and fold of torch.nn.functional."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from forge.torchlang.nn.conv import per_dim
 
 
 def _stride(op: str, stride: Lengths | None, kernel_size: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Return the stride, which is the kernel's size where none is given."""
+    """Return the stride, by default the kernel's size."""
     if stride is None or (isinstance(stride, (tuple, list)) and not stride):
         return kernel_size
     return per_dim(op, "stride", stride, len(kernel_size))
@@ -38,7 +38,7 @@ def _max_pool_of(count: int, function: Callable, *others: Callable) -> Symbol:
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        """Return the largest value of each window, and on request, or where the function's name says so, its place.
+        """Return the largest value of each window and, on request or by the function's name, its index.
 
         Shapes: input (N, C, *lengths) or (C, *lengths).
         """
@@ -105,8 +105,8 @@ def _output_size(op: str, input: TensorProxy, output_size: Lengths | None, count
 
 
 def adaptive_mean(op: str, input: TensorProxy, output_size: Lengths | None, count: int) -> TensorProxy:
-    """Return the means of windows that make an output of `output_size`; one window is the mean of everything, as in
-    torch."""
+    """Return the means of windows that make an output of `output_size`; a single window is computed as the mean of all
+    elements, as in torch."""
     sizes = _output_size(op, input, output_size, count)
     if all(statically_true(size == 1) for size in sizes):
         return clang.mean(input, tuple(range(input.ndim - count, input.ndim)), True)
@@ -134,7 +134,7 @@ def _adaptive_max_pool_of(count: int, function: Callable) -> Symbol:
     def body(
         input: TensorProxy, output_size: Lengths | None, return_indices: bool = False
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        """Return the largest values of windows that make an output of `output_size`, and on request their places."""
+        """Return the largest values of windows that make an output of `output_size`, and on request their indices."""
         pooled = prims.adaptive_max_pool(input, _output_size(op, input, output_size, count))
         return pooled if return_indices or op.endswith("indices") else pooled[0]
 
@@ -172,7 +172,7 @@ def _lp_pool_of(count: int, function: Callable) -> Symbol:
         padding = (0,) * count
         means = prims.avg_pool(input**norm_type, sizes, _stride(op, stride, sizes), padding, ceil_mode, True, None)
         size = clang.abs(means)
-        size = clang.where(size <= 0, 0, size)  # as of torch's relu, its gradient is 0 there, whatever arrives
+        size = clang.where(size <= 0, 0, size)  # as for torch's relu, the gradient is 0 there, whatever arrives
         sums = clang.sign(means) * size * math.prod(sizes)
         return sums ** (1.0 / norm_type)
 
@@ -208,7 +208,7 @@ def fold(
     padding: Lengths = 0,
     stride: Lengths = 1,
 ) -> TensorProxy:
-    """Add up columns where their windows were.
+    """Add up columns at the places of their windows.
 
     Shapes: input (N, C * kernel, windows) or without N; out (N, C, *output_size).
     """
@@ -252,7 +252,7 @@ def _fractional_of(count: int, pool: Symbol, function: Callable) -> Symbol:
         return_indices: bool = False,
         _random_samples: TensorProxy | None = None,
     ) -> TensorProxy | tuple[TensorProxy, TensorProxy]:
-        """Return the largest values of windows that make an output of `output_size`, whose lengths are drawn.
+        """Return the largest values of windows that make an output of `output_size`, with random lengths.
 
         Shapes: input (N, C, *lengths) or (C, *lengths), _random_samples (N, C, rank) in [0, 1).
         """
@@ -282,11 +282,11 @@ fractional_max_pool3d_with_indices = _fractional_of(
 )
 
 
-# max pooling undone: values put back at the places that they were found at
+# unpooling: values put back at the indices from max pooling
 
 
 def _unpool(op: str, input: TensorProxy, indices: TensorProxy, sizes: Sequence[Dim]) -> TensorProxy:
-    """Zeros of (N, C, *sizes) with the input at `indices`, which count through the window dims laid out as one."""
+    """Return zeros of (N, C, *sizes) with the input at `indices`, which count through the flattened window dims."""
     count = len(sizes)
     torch_check(
         indices.dtype == torch.int64, lambda: f"{op}: elements in indices should be type int64 but got: {indices.dtype}"
@@ -321,7 +321,7 @@ def _unpooled_size(
     padding: Sequence[Dim],
     size: Sequence[Dim] | None,
 ) -> tuple[Dim, ...]:
-    """Return the lengths whose pooling gives the input's, or those that are asked for."""
+    """Return the requested lengths, by default the smallest whose pooling has the input's lengths."""
     count = len(kernel)
     sizes = input.shape[-count:]
     usual = [(sizes[i] - 1) * stride[i] + kernel[i] - 2 * padding[i] for i in range(count)]
@@ -357,7 +357,7 @@ def _max_unpool_of(count: int, function: Callable) -> Symbol:
         padding: Lengths = 0,
         output_size: Sequence[Dim] | None = None,
     ) -> TensorProxy:
-        """Return the input's values where `indices` of max_pool say that they were, zeros elsewhere.
+        """Return zeros with the input's values at the `indices` from max_pool.
 
         Shapes: input and indices (N, C, *lengths) or (C, *lengths).
         """

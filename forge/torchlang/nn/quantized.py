@@ -1,14 +1,14 @@
-"""Linear layers whose weight is stored in 8 or 4 bits an element, and computed with in the dtype of their input.
+"""The linear layers whose weight is stored in 8 or 4 bits per element, and computed in the dtype of the input.
 
     linear_int8(input, weight, scale, bias)              weight: int8 (out, in)
     linear_fp8(input, weight, scale, bias)               weight: float8_e4m3fn or float8_e5m2 (out, in)
-    linear_int4(input, weight, scale, zero_point, bias)  weight: uint8 (out, in / 2), two elements in a byte
+    linear_int4(input, weight, scale, zero_point, bias)  weight: uint8 (out, in / 2), two elements per byte
 
 Each is linear(input, dequantized, bias), where dequantized = (element - zero_point) * scale, computed in float32 and
-rounded to the input's dtype. scale is (out,), or (out, groups) for groups of in / groups elements that lie side by
-side; so is zero_point, of linear_int4 alone, which is 8 where it is None. The low half of a byte is the element before.
+rounded to the input's dtype. scale is (out,), or (out, groups) for groups of in / groups adjacent elements. linear_int4
+alone has a zero_point, of the same shape; None means 8. The low half of a byte is its first element.
 
-They are operators of torch.library, too: eager runs them, and Dynamo makes one call of each.
+They are operators of torch.library, too: eager runs them, and each is one call in Dynamo's graph.
 """
 
 import functools
@@ -29,11 +29,11 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 INPUTS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-# the values of a quantized weight, of tensors as of proxies
+# the values of a quantized weight, for tensors and proxies
 
 
 def _scaled(elements: Any, scale: Any, dtype: torch.dtype) -> Any:
-    """Return elements of (out, in) times their scales, rounded to `dtype`."""
+    """Return (out, in) elements times their scales, rounded to `dtype`."""
     wide = torch.promote_types(scale.dtype, torch.float32)
     rows, columns = elements.shape
     if scale.ndim == 1:
@@ -44,7 +44,7 @@ def _scaled(elements: Any, scale: Any, dtype: torch.dtype) -> Any:
 
 
 def _shifted(weight: Any, zero_point: Any, scale: Any, stack: Callable) -> Any:
-    """Return the elements of a weight of 4 bits, less their zero points, as (out, in)."""
+    """Return the elements of a 4-bit weight, minus their zero points, as (out, in)."""
     wide = torch.promote_types(scale.dtype, torch.float32)
     rows, columns = weight.shape[0], 2 * weight.shape[1]
     elements = stack([weight & 15, weight >> 4], -1).reshape((rows, columns)).to(wide)
@@ -58,17 +58,17 @@ def _shifted(weight: Any, zero_point: Any, scale: Any, stack: Callable) -> Any:
 
 
 def dequantize(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of a weight of 8 bits an element."""
+    """Return the values of an 8-bit weight."""
     return _scaled(weight, scale, dtype)
 
 
 def dequantize_packed(weight: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return the values of a weight of 4 bits an element."""
+    """Return the values of a 4-bit weight."""
     return _scaled(_shifted(weight, zero_point, scale, torch.stack), scale, dtype)
 
 
 def _gradients_of_scales(g: Any, weight: Any, scales: Sequence[Any], stack: Callable) -> list[Any]:
-    """Return the gradients of a scale, and of a zero point where there is one, from that of the weight's values."""
+    """Return the gradients of a scale, and of a zero point, if any, from the gradient of the weight's values."""
     scale, *rest = scales
     zero_point = rest[0] if rest else None
     wide = torch.promote_types(scale.dtype, torch.float32)
@@ -88,7 +88,7 @@ def _gradients_of_scales(g: Any, weight: Any, scales: Sequence[Any], stack: Call
 
 
 def _check(op: str, input: Any, weight: Any, scale: Any, zero_point: Any = None) -> None:
-    """Raise TypeError for wrong dtypes, and RuntimeError for shapes that do not fit, of tensors as of proxies."""
+    """Raise TypeError for wrong dtypes, and RuntimeError for shapes that do not match, for tensors and proxies."""
     dtypes, packed = _STORED[op]
     for name, value, allowed in (("input", input, INPUTS), ("weight", weight, dtypes)):
         listed = ", ".join(map(short_dtype, allowed))
@@ -125,7 +125,7 @@ def _brief(x: Any) -> str:
     return f"{short_dtype(x.dtype)}{list(x.shape)}"
 
 
-# of each operator: the dtypes of its weight, and how many elements one of these holds
+# by operator: the dtypes of its weight, and the number of elements that one of them holds
 _STORED: dict[str, tuple[tuple[torch.dtype, ...], int]] = {
     "linear_int8": ((torch.int8,), 1),
     "linear_fp8": (FLOAT8, 1),
@@ -168,11 +168,11 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _without_autocast(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a kernel whose result has its input's dtype, under torch.autocast too."""
+    """Return a kernel whose result has its input's dtype, even under torch.autocast."""
 
     @functools.wraps(function)
     def call(input: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
-        if input.device.type == "meta":  # which autocast does not know
+        if input.device.type == "meta":  # which autocast does not support
             return function(input, *rest)
         with torch.autocast(input.device.type, enabled=False):
             return function(input, *rest)
@@ -197,14 +197,14 @@ for _name, _arguments, _function in (
 
 
 def _dequantize(weight: TensorProxy, scale: TensorProxy, dtype: torch.dtype) -> TensorProxy:
-    """Return the values of a weight of 8 bits an element."""
+    """Return the values of an 8-bit weight."""
     return _scaled(weight, scale, dtype)
 
 
 def _dequantize_packed(
     weight: TensorProxy, scale: TensorProxy, zero_point: TensorProxy | None, dtype: torch.dtype
 ) -> TensorProxy:
-    """Return the values of a weight of 4 bits an element."""
+    """Return the values of a 4-bit weight."""
     return _scaled(_shifted(weight, zero_point, scale, clang.stack), scale, dtype)
 
 
@@ -216,7 +216,7 @@ dequantized_packed = Symbol("dequantize_int4", "forge.dequantize_int4", body=_de
 def linear_int8(
     input: TensorProxy, weight: TensorProxy, scale: TensorProxy, bias: TensorProxy | None = None
 ) -> TensorProxy:
-    """linear by a weight of int8 with scales.
+    """Return linear with an int8 weight and scales.
 
     Shapes: input (..., in), weight (out, in), scale (out,) or (out, groups), bias (out,); out is (..., out).
     """
@@ -228,7 +228,7 @@ def linear_int8(
 def linear_fp8(
     input: TensorProxy, weight: TensorProxy, scale: TensorProxy, bias: TensorProxy | None = None
 ) -> TensorProxy:
-    """linear by a weight of floats of 8 bits with scales. Shapes: as linear_int8."""
+    """Return linear with a weight of 8-bit floats and scales. Shapes: as linear_int8."""
     _check("linear_fp8", input, weight, scale)
     return linear(input, dequantized(weight, scale, input.dtype), bias)
 
@@ -241,7 +241,7 @@ def linear_int4(
     zero_point: TensorProxy | None = None,
     bias: TensorProxy | None = None,
 ) -> TensorProxy:
-    """linear by a weight of 4 bits an element, with scales and zero points.
+    """Return linear with a 4-bit weight, scales and zero points.
 
     Shapes: as linear_int8, but weight (out, in / 2), and zero_point as scale.
     """
@@ -256,10 +256,10 @@ def _quantized_linears(
     zero_points: tuple[TensorProxy | None, ...],
     biases: tuple[TensorProxy | None, ...],
 ) -> tuple[TensorProxy, ...]:
-    """linear_int8 or linear_int4 of one input by several weights of one form, as forge/transforms/joined_quantized.py
-    finds them.
+    """Return linear_int8 or linear_int4 of one input with several weights of the same form, which
+    forge/transforms/joined_quantized.py matches.
 
-    Shapes: those of linear_int8 and linear_int4; one of each tuple a weight, and one result.
+    Shapes: those of linear_int8 and linear_int4; each tuple has one element per weight, as has the result.
     """
     return tuple(
         linear_int8(input, weight, scale, bias)
@@ -272,7 +272,7 @@ def _quantized_linears(
 quantized_linears = Symbol("quantized_linears", "forge.quantized_linears", body=_quantized_linears)
 
 
-# The gradient's values are computed anew: saving them would need the memory that the quantized weight saves.
+# The gradient recomputes the values: saving them would need the memory that the quantized weight saves.
 
 
 def _by_values(symbol: Symbol, values: Callable[..., TensorProxy]) -> None:

@@ -1,4 +1,4 @@
-"""Recurrent layers and cells."""
+"""The recurrent layers and cells."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ Tensors = Sequence[TensorProxy]
 def _gates(
     op: str, x: TensorProxy, h: TensorProxy, w_ih: TensorProxy, w_hh: TensorProxy, b_ih: Parameter, b_hh: Parameter
 ) -> tuple[TensorProxy, TensorProxy]:
-    """Return the input's and the state's terms of each gate."""
+    """Return the input's and the state's contributions to each gate."""
     check_tensor(op, input=x, hx=h, w_ih=w_ih, w_hh=w_hh)
     return linear(x, w_ih, b_ih), linear(h, w_hh, b_hh)
 
@@ -42,7 +42,8 @@ def lstm_cell(
     b_ih: Parameter = None,
     b_hh: Parameter = None,
 ) -> tuple[TensorProxy, TensorProxy]:
-    """(h, c) after a step: c = f * c + i * tanh(g) and h = o * tanh(c). Source: Hochreiter and Schmidhuber, 1997."""
+    """Return (h, c) after a step: c = f * c + i * tanh(g) and h = o * tanh(c). Source: Hochreiter and Schmidhuber,
+    1997."""
     torch_check(len(hx) == 2, lambda: f"lstm_cell: lstm_cell expects two hidden states, but got {len(hx)}")
     i, f, g, o = _parts(clang.add(*_gates("lstm_cell", input, hx[0], w_ih, w_hh, b_ih, b_hh)), 4)
     c = sigmoid(f) * hx[1] + sigmoid(i) * tanh(g)
@@ -58,7 +59,7 @@ def gru_cell(
     b_ih: Parameter = None,
     b_hh: Parameter = None,
 ) -> TensorProxy:
-    """n + z * (h - n), where n = tanh(of the input + r * of the state). Source: Cho et al., 2014."""
+    """Return n + z * (h - n), where n = tanh(input's term + r * state's term). Source: Cho et al., 2014."""
     from_x, from_h = _gates("gru_cell", input, hx, w_ih, w_hh, b_ih, b_hh)
     (r, z, n), (state_r, state_z, state_n) = _parts(from_x, 3), _parts(from_h, 3)
     n = tanh(n + sigmoid(r + state_r) * state_n)
@@ -76,7 +77,7 @@ def _rnn_cell_of(activation: Callable[[TensorProxy], TensorProxy], function: Cal
         b_ih: Parameter = None,
         b_hh: Parameter = None,
     ) -> TensorProxy:
-        """Return the activation of what the input and the state add up to. Source: Elman, 1990."""
+        """Return the activation of the sum of the input's and the state's terms. Source: Elman, 1990."""
         return activation(clang.add(*_gates(op, input, hx, w_ih, w_hh, b_ih, b_hh)))
 
     return torchsymbol(function)(body)
@@ -94,7 +95,7 @@ rnn_relu_cell = _rnn_cell_of(_relu, torch.rnn_relu_cell)
 
 
 def _layer_inputs(states: Tensors, params: Tensors, has_biases: bool, index: int) -> tuple:
-    """(h, c, w_ih, w_hh, b_ih, b_hh, w_hr) of the layer and direction number `index`."""
+    """Return (h, c, w_ih, w_hh, b_ih, b_hh, w_hr) of layer and direction `index`."""
     h, c = states[0], states[1] if len(states) > 1 else None
     projected = c is not None and not same(h.shape[2], c.shape[2])
     count = 2 + 2 * has_biases + projected
@@ -116,7 +117,7 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple:
-    """Return (the last layer's outputs, the states of all after the last step)."""
+    """Return (the last layer's outputs, all states after the last step)."""
     check_torch_probability(kind, dropout)
     x = clang.transpose(input, 0, 1) if batch_first else input
     directions = 2 if bidirectional else 1
@@ -167,10 +168,10 @@ def _recurrent_of(function: Callable) -> Symbol:
         bidirectional: bool,
         batch_first: bool,
     ) -> tuple[TensorProxy, ...]:
-        """Run layers of a cell over sequences: (outputs, the state after the last step; an LSTM's h and c).
+        """Run layers of a cell over sequences; return (outputs, the state after the last step, or an LSTM's h and c).
 
-        Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx (layers, N, H), an LSTM's two.
-        Packed sequences, whose second argument is the sizes of batches, are not supported.
+        Shapes: input (steps, N, features), or (N, steps, features) with batch_first; hx (layers, N, H), or two of them
+        for an LSTM. Packed sequences, whose second argument is the batch sizes, are not supported.
         """
         states: list[TensorProxy] = [hx] if isinstance(hx, TensorProxy) else list(hx)
         _check_call(op, input, states, params, num_layers, bidirectional)

@@ -1,4 +1,4 @@
-"""Interpolation, padding, sampling on a grid, and channels that become pixels."""
+"""Interpolation, padding, grid sampling, and pixel shuffles."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from forge.torchlang.nn.pooling import adaptive_mean
 
 Scales = float | Sequence[float]
 
-# (mode, rank of the resized dims, antialias) -> how values are made
+# (mode, rank of the resized dims, antialias) -> the resizing function
 _MODES = {
     **{(mode, rank, False): Upsampling(mode) for mode in ("nearest", "nearest-exact") for rank in (1, 2, 3)},
     ("linear", 1, False): Upsampling.LINEAR,
@@ -38,9 +38,9 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> TensorProxy:
-    """Return the dims after the channels resized to `size`, or by `scale_factor`.
+    """Resize the dims after the channels to `size`, or by `scale_factor`.
 
-    Shapes: input (N, C, *lengths). Raises: as torch, ValueError for options that do not go together.
+    Shapes: input (N, C, *lengths). Raises: like torch, ValueError for incompatible options.
     """
     _check_options(input, size, scale_factor, mode, align_corners, bool(recompute_scale_factor), antialias)
     rank = input.ndim - 2
@@ -102,7 +102,7 @@ def _check_options(
 def resize(
     input: TensorProxy, size: Lengths | None, scale_factor: Scales | None
 ) -> tuple[tuple[Dim, ...], tuple[float | None, ...]]:
-    """Return the output's lengths, and the scales that the user gave."""
+    """Return the output's lengths, and the user's scales."""
     rank = input.ndim - 2
     if size is not None:
         sizes = tuple(size) if isinstance(size, Sequence) else (size,) * rank
@@ -118,10 +118,10 @@ def resize(
 
 @torchsymbol(nn_pad, F.pad)
 def pad(input: TensorProxy, pad: Sequence[Dim], mode: str = "constant", value: Number | None = None) -> TensorProxy:
-    """Return the input widened (or cropped, by negative amounts) at the ends of its last dims.
+    """Pad the input (or crop it, by negative amounts) at the ends of its last dims.
 
     pad: (before, after) of the last dim, then of the one before it, …
-    mode: "constant" pads with value, "reflect", "replicate" and "circular" with the input's own.
+    mode: "constant" pads with value, "reflect", "replicate" and "circular" with elements of the input.
     """
     torch_check(len(pad) % 2 == 0, lambda: f"pad: Padding length must be divisible by 2, but pad is {pad}")
     torch_check(
@@ -150,7 +150,7 @@ def pad(input: TensorProxy, pad: Sequence[Dim], mode: str = "constant", value: N
 
 
 def _pad_circular(x: TensorProxy, pad: Sequence[Dim]) -> TensorProxy:
-    """Return each dim widened by the other end of it."""
+    """Pad each dim with elements from its other end."""
     for i in range(len(pad) // 2):
         dim, before, after = x.ndim - 1 - i, pad[2 * i], pad[2 * i + 1]
         size = x.shape[dim]
@@ -186,7 +186,7 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> TensorProxy:
-    """Return the input's values at the places that the grid names, in [-1, 1] from edge to edge.
+    """Return the input's values at the grid's coordinates, in [-1, 1] from edge to edge.
 
     Shapes: input (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
     """
@@ -205,7 +205,7 @@ def grid_sample(
 
 @torchsymbol(F.affine_grid)
 def affine_grid(theta: TensorProxy, size: Sequence[Dim], align_corners: bool | None = None) -> TensorProxy:
-    """Return the grid of places that affine maps send the places of an output of `size` to."""
+    """Return the grid of an output of `size`, mapped by affine transformations."""
     check(
         theta.is_floating_point(), lambda: f"affine_grid: Expected theta to have floating point type, but got {theta}"
     )
@@ -235,7 +235,7 @@ def _check_image(op: str, input: TensorProxy, factor: int) -> None:
 
 @torchsymbol(torch.pixel_shuffle)
 def pixel_shuffle(input: TensorProxy, upscale_factor: int) -> TensorProxy:
-    """(*, C * r * r, H, W) as (*, C, H * r, W * r), r being the factor."""
+    """Reshape (*, C * r * r, H, W) to (*, C, H * r, W * r), with factor r."""
     r = upscale_factor
     _check_image("pixel_shuffle", input, r)
     *batch, channels, height, width = input.shape
@@ -254,7 +254,7 @@ def pixel_shuffle(input: TensorProxy, upscale_factor: int) -> TensorProxy:
 
 @torchsymbol(torch.pixel_unshuffle)
 def pixel_unshuffle(input: TensorProxy, downscale_factor: int) -> TensorProxy:
-    """(*, C, H * r, W * r) as (*, C * r * r, H, W), r being the factor."""
+    """Reshape (*, C, H * r, W * r) to (*, C * r * r, H, W), with factor r."""
     r = downscale_factor
     _check_image("pixel_unshuffle", input, r)
     *batch, channels, height, width = input.shape
@@ -272,7 +272,7 @@ def pixel_unshuffle(input: TensorProxy, downscale_factor: int) -> TensorProxy:
 
 @torchsymbol(torch.channel_shuffle, torch.native_channel_shuffle)
 def channel_shuffle(input: TensorProxy, groups: int) -> TensorProxy:
-    """Return the channels, in groups, dealt out one from each group in turn. Shapes: input (N, C, *)."""
+    """Interleave the channels of the groups: one channel from each group in turn. Shapes: input (N, C, *)."""
     torch_check(
         input.ndim > 2,
         lambda: f"channel_shuffle expects input with > 2 dims, but got input with sizes {list(input.shape)}",

@@ -1,11 +1,11 @@
-"""A linear layer of a row or a few; forge/transforms/row_products.py finds it."""
+"""The linear layer of a few rows; forge/transforms/row_products.py matches it."""
 
 from forge.ir import Symbol, TensorProxy
 from forge.torchlang.linalg import linear
 
 
 def _row_product(input: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> TensorProxy:
-    """torch.nn.functional.linear of few rows, as sums along the rows of the weight.
+    """Return torch.nn.functional.linear of few rows, computed as sums along the rows of the weight.
 
     Shapes: input (..., in), weight (out, in), bias (out); returns (..., out).
     """

@@ -1,4 +1,4 @@
-"""softmax, log_softmax and softmin."""
+"""The functions softmax, log_softmax and softmin."""
 
 import math
 
@@ -24,7 +24,7 @@ def _prepare(
 
 
 def _shift(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """x without its maximum, which leaves the result the same and overflows nowhere."""
+    """Return x minus its maximum, which leaves the result unchanged and avoids overflow."""
     if prims.statically_true(x.numel() == 0):
         return x
     return x - clang.amax(x, dims, True)
@@ -32,7 +32,7 @@ def _shift(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 @torchsymbol(torch.softmax, Tensor.softmax, torch.special.softmax)
 def softmax(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
-    """e^input over its sum along dim, computed in `dtype` where one is given."""
+    """Return e^input divided by its sum along dim, computed in `dtype` if given."""
     x, dims = _prepare("softmax", input, dim, dtype)
     power = clang.exp(_shift(x, dims))
     return clang.convert(power / clang.sum(power, dims, True), dtype or input.dtype)
@@ -40,7 +40,7 @@ def softmax(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | Non
 
 @torchsymbol(aten._safe_softmax.default)
 def safe_softmax(self: TensorProxy, dim: int, dtype: torch.dtype | None = None) -> TensorProxy:
-    """softmax, but zeros where all elements along dim are -inf."""
+    """Return softmax, but zeros where all elements along dim are -inf."""
     x, dims = _prepare("_safe_softmax", self, dim, dtype)
     if prims.statically_true(x.numel() == 0):
         return softmax(self, dim, dtype)
@@ -62,7 +62,7 @@ def softmax_backward(grad_output: TensorProxy, output: TensorProxy, dim: int, in
 
 @torchsymbol(torch.log_softmax, Tensor.log_softmax, torch.special.log_softmax)
 def log_softmax(input: TensorProxy, dim: int | None = None, dtype: torch.dtype | None = None) -> TensorProxy:
-    """Return the logarithm of softmax, computed in `dtype` where one is given."""
+    """Return the logarithm of softmax, computed in `dtype` if given."""
     x, dims = _prepare("log_softmax", input, dim, dtype)
     shifted = _shift(x, dims)
     return clang.convert(shifted - clang.log(clang.sum(clang.exp(shifted), dims, True)), dtype or input.dtype)
@@ -83,7 +83,7 @@ prims.register_vjp(safe_softmax, self=lambda g, out, dim: softmax_backward(g, ou
 prims.register_vjp(log_softmax, input=lambda g, out, dim: log_softmax_backward(g, out, dim, out.dtype))
 
 
-# torch.nn.functional's forms guess a missing dim and have an argument more; they run as the functions above
+# torch.nn.functional's forms guess a missing dim and have an additional argument; they run as the functions above
 
 
 def _implicit_dim(ndim: int) -> int:
@@ -94,7 +94,7 @@ def _implicit_dim(ndim: int) -> int:
 def functional_softmax(
     input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> TensorProxy:
-    """torch.softmax; a missing dim is guessed from the rank."""
+    """Return torch.softmax, with a missing dim guessed from the rank."""
     return softmax(input, _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)
 
 
@@ -102,7 +102,7 @@ def functional_softmax(
 def functional_log_softmax(
     input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> TensorProxy:
-    """torch.log_softmax; a missing dim is guessed from the rank."""
+    """Return torch.log_softmax, with a missing dim guessed from the rank."""
     return log_softmax(input, _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)
 
 
@@ -110,5 +110,5 @@ def functional_log_softmax(
 def softmin(
     input: TensorProxy, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> TensorProxy:
-    """torch.softmax of -input."""
+    """Return torch.softmax of -input."""
     return softmax(clang.neg(input), _implicit_dim(input.ndim) if dim is None else dim, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Attention within a window of positions; forge/transforms/attention_masks.py finds it in constant masks."""
+"""The attention within a window of positions; forge/transforms/attention_masks.py matches it in constant masks."""
 
 import torch
 
@@ -16,9 +16,10 @@ def _window_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> TensorProxy:
-    """scaled_dot_product_attention in which query i sees the keys from i - left to i + right; None: all on that side.
+    """Return scaled_dot_product_attention where query i sees the keys from i - left to i + right. None means all on
+    that side.
 
-    Shapes: those of scaled_dot_product_attention; query and key have one length.
+    Shapes: those of scaled_dot_product_attention; query and key have the same length.
     """
     columns = prims.iota(key.shape[-2], 0, 1, torch.int64, query.device)
     rows = clang.unsqueeze(prims.iota(query.shape[-2], 0, 1, torch.int64, query.device), 1)
