@@ -57,6 +57,18 @@ def dce(trace: Trace, context: Context) -> Trace:
     return transforms.dce(trace)
 
 
+def separate_sinks(trace: Trace, context: Context) -> Trace:
+    """Compute softmax of scores and attention sinks without joining them."""
+    strides, in_torch = partial(_strides_in_torch, context=context), partial(_runs_in_torch, context=context)
+    return transforms.separate_sinks(trace, strides, in_torch)
+
+
+def fuse_attention(trace: Trace, context: Context) -> Trace:
+    """Call attention where a model writes it out and torch has a kernel for it."""
+    strides, in_torch = partial(_strides_in_torch, context=context), partial(_runs_in_torch, context=context)
+    return transforms.fuse_attention(trace, has_no_kernel, strides, in_torch)
+
+
 def cse(trace: Trace, context: Context) -> Trace:
     """Eliminate common subexpressions."""
     return transforms.cse(trace)
@@ -75,18 +87,6 @@ def slice_counted(trace: Trace, context: Context) -> Trace:
 def inline_attention(trace: Trace, context: Context) -> Trace:
     """Replace attention composites by their decompositions."""
     return transforms.inline_attention(trace, in_torch=partial(_runs_in_torch, context=context))
-
-
-def separate_sinks(trace: Trace, context: Context) -> Trace:
-    """Compute softmax of scores and attention sinks without joining them."""
-    strides, in_torch = partial(_strides_in_torch, context=context), partial(_runs_in_torch, context=context)
-    return transforms.separate_sinks(trace, strides, in_torch)
-
-
-def fuse_attention(trace: Trace, context: Context) -> Trace:
-    """Call attention where a model writes it out and torch has a kernel for it."""
-    strides, in_torch = partial(_strides_in_torch, context=context), partial(_runs_in_torch, context=context)
-    return transforms.fuse_attention(trace, has_no_kernel, strides, in_torch)
 
 
 def attention_masks(trace: Trace, context: Context) -> Trace:

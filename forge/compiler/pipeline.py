@@ -283,12 +283,12 @@ _fused_pass = partial(Pass, takes=Form.FUSED, phase="claim and generate")
 PIPELINE: tuple[Pass, ...] = (
     _torch_pass(passes.user_transforms, when=_has_transforms, is_stage=False),
     _torch_pass(passes.dce, when=_is_program),
+    _torch_pass(passes.separate_sinks, when=_may_round_otherwise),
+    _torch_pass(passes.fuse_attention, when=_may_round_otherwise),  # whose masks layers share
     _torch_pass(passes.cse, when=_is(Kind.PROGRAM, Kind.DOUBLE_BACKWARD)),
     _torch_pass(passes.move_indices, when=_is_program),
     _torch_pass(passes.slice_counted, when=_may_round_otherwise),
     _torch_pass(passes.inline_attention, when=_may_round_otherwise),
-    _torch_pass(passes.separate_sinks, when=_may_round_otherwise),
-    _torch_pass(passes.fuse_attention, when=_may_round_otherwise),
     _torch_pass(passes.attention_masks, when=_is_program),
     _torch_pass(passes.grouped_queries, when=_is_program),
     _torch_pass(passes.attention_blocks, when=_may_round_otherwise),

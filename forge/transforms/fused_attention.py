@@ -4,9 +4,9 @@
         = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1 / 8)
 
 The kernel writes no scores to memory, and saves none for the backward. Products may be of matmul, bmm, baddbmm and
-einsum. Scores may be scaled, converted, masked with -inf, and reshaped in their leading dims. Attention stays written
-out if it drops weights, of which the kernel would draw others, and if anything else reads its scores or weights. A row
-whose scores are all -inf is 0, where it is nan written out.
+einsum. Scores may be scaled, converted, masked, and reshaped in their leading dims. Attention stays written out if it
+drops weights, of which the kernel would draw others, and if anything else reads its scores or weights. A row whose
+scores are all -inf is 0, where it is nan written out.
 
 Source: torch/_inductor/fx_passes/fuse_attention.py, which has a pattern for each way to write it.
 """
@@ -36,6 +36,8 @@ _PRODUCTS = frozenset({torchlang.matmul, torchlang.bmm})
 _BROADCASTS = frozenset({prims.broadcast_in_dim, prims.full})  # of numbers and masks
 _MATRIX = 2  # dims
 _HEADS = 4  # dims of a query: batch, heads, length, width
+_HIDDEN = -1e9  # added to a score in float32, it leaves nothing of the score
+_LOWEST = -1e30  # which float32 still holds times log2(e)
 
 Shape = tuple[Dim, ...]
 
@@ -55,11 +57,13 @@ class _Product(NamedTuple):
 
 
 class _Mask(NamedTuple):
-    """What is added to scores of a shape. One of bools hides scores where it is True, or shows them."""
+    """What is added to scores of a shape. One of bools hides scores where it is True, or shows them; the hidden ones
+    are `value`."""
 
     tensor: TensorProxy
     scores: Shape
     hides: bool = False
+    value: float = -math.inf
 
 
 class _Scores(NamedTuple):
@@ -102,7 +106,10 @@ def fuse_attention(
             continue
         with recording(trace.derive("arguments"), clang.language):
             arguments = _arguments(attention, {})
-        if arguments is None or has_no_kernel(arguments, _flows(attention, active, bound)):
+        flows = _flows(attention, active, bound)
+        if any(flows) and any(mask.value > -math.inf for mask in attention.scores.masks):
+            continue  # in a row whose scores are all filled, none flows to them
+        if arguments is None or has_no_kernel(arguments, flows):
             continue
         sites[bound.output.name] = attention
     if not sites:
@@ -235,8 +242,10 @@ class _Matcher:
         hides = call.symbol is torchlang.masked_fill
         scores, mask, value = arguments if hides else (arguments[1], arguments[0], arguments[2])
         is_scores = isinstance(scores, TensorProxy) and same_shape(scores.shape, shape)
-        is_filled = is_scores and mask.dtype == torch.bool and self._number(value) == -math.inf
-        return (scores, _Mask(mask, shape, hides)) if is_filled else None
+        number = self._number(value)
+        is_number = isinstance(number, (int, float)) and number <= _HIDDEN
+        is_filled = is_scores and is_number and mask.dtype == torch.bool
+        return (scores, _Mask(mask, shape, hides, number)) if is_filled else None
 
     def _number(self, value: Any) -> Any:
         """Return a number, or that of which a tensor is full."""
@@ -358,7 +367,7 @@ def _arguments(attention: _Attention, values: Mapping[str, TensorProxy]) -> dict
         "query": query,
         "key": key,
         "value": value,
-        "attn_mask": _joined(masks, [mask.hides for mask in scores.masks], left.dtype),
+        "attn_mask": _joined(masks, scores.masks, left.dtype),
         "dropout_p": 0.0,
         "is_causal": False,
         "scale": None if is_default else scores.scale,
@@ -380,17 +389,20 @@ def _with_heads(mask: TensorProxy, scores: Shape, shape: Shape) -> TensorProxy |
     return clang.reshape(mask, (*shape[:-_MATRIX], *mask.shape[-_MATRIX:])) if is_of_each else None
 
 
-def _joined(masks: list[TensorProxy], hides: list[bool], dtype: torch.dtype) -> TensorProxy | None:
-    """Return the mask of bools, or the sum of all masks."""
-    visible = [clang.logical_not(mask) if hidden else mask for mask, hidden in zip(masks, hides, strict=True)]
-    if len(visible) < 2:
-        return visible[0] if visible else None
-    added = [_additive(mask, dtype) for mask in visible]
-    return reduce(clang.add, added)
+def _joined(masks: list[TensorProxy], matches: tuple[_Mask, ...], dtype: torch.dtype) -> TensorProxy | None:
+    """Return a mask of bools, or the sum of all masks."""
+    if len(masks) == 1 and masks[0].dtype == torch.bool and matches[0].value == -math.inf:
+        return clang.logical_not(masks[0]) if matches[0].hides else masks[0]
+    added = [_additive(mask, match, dtype) for mask, match in zip(masks, matches, strict=True)]
+    return reduce(clang.add, added) if added else None
 
 
-def _additive(mask: TensorProxy, dtype: torch.dtype) -> TensorProxy:
+def _additive(mask: TensorProxy, match: _Mask, dtype: torch.dtype) -> TensorProxy:
+    """Return a mask that is added to the scores. Kernels of a GPU multiply it, by more than finfo.min bears: nan in a
+    row of these alone."""
     if mask.dtype != torch.bool:
-        return mask
-    zeros = torchlang.zeros_like(mask, dtype=dtype)
-    return torchlang.masked_fill(zeros, clang.logical_not(mask), -math.inf)
+        is_bounded = mask.device.type == "cpu" or dtype == torch.float16
+        return mask if is_bounded else clang.maximum(mask, _LOWEST)
+    hidden = mask if match.hides else clang.logical_not(mask)
+    value = match.value if match.value == -math.inf else max(match.value, _LOWEST)
+    return torchlang.masked_fill(torchlang.zeros_like(mask, dtype=dtype), hidden, value)

@@ -71,8 +71,8 @@ FUSED: dict[str, Program] = {
     ),
 }
 WRITTEN_OUT: dict[str, Program] = {
-    "a finite value for hidden scores": Program(
-        lambda q, k, v: (q @ k.mT).masked_fill(torch.ones(L, S).tril() == 0, -1e9).softmax(-1) @ v
+    "a small value for hidden scores": Program(
+        lambda q, k, v: (q @ k.mT).masked_fill(torch.ones(L, S).tril() == 0, -1e4).softmax(-1) @ v
     ),
     "weights are returned": Program(lambda q, k, v: (weights := (q @ k.mT).softmax(-1), weights @ v)[::-1]),
     "weights are scaled": Program(lambda q, k, v: ((q @ k.mT).softmax(-1) * 2) @ v),
@@ -132,6 +132,26 @@ def test_a_constant_causal_mask_is_a_flag() -> None:
     jitted = run(FUSED["causal"], torch.float32)
     (call,) = attention_of(jitted)
     assert call.kwargs["is_causal"] and call.kwargs["attn_mask"] is None
+
+
+@pytest.mark.parametrize("value", [-1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_row_whose_scores_are_all_filled_is_the_mean(value: float, requires_grad: bool) -> None:
+    """Gradients do not flow to scores that are filled, but to a mask's."""
+    visible = torch.rand(B, 1, L, S) > 0.3
+    visible[0, :, 2] = False
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.mT / 4).masked_fill(~visible, value).softmax(-1) @ v
+
+    ours = [torch.randn(shape, requires_grad=requires_grad) for shape in (QUERY, KEY, KEY)]
+    jitted = forge.jit(function)
+    actual, expected = jitted(*ours), function(*ours)
+    torch.testing.assert_close(actual, expected)
+    assert bool(attention_of(jitted)) is not requires_grad
+    if requires_grad:
+        cotangent = torch.randn_like(expected)
+        torch.testing.assert_close(*(torch.autograd.grad(each, ours, cotangent) for each in (actual, expected)))
 
 
 def test_exact_numerics_keep_it_written_out() -> None:
