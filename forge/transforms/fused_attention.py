@@ -107,8 +107,8 @@ def fuse_attention(
         with recording(trace.derive("arguments"), clang.language):
             arguments = _arguments(attention, {})
         flows = _flows(attention, active, bound)
-        if any(flows) and any(mask.value > -math.inf for mask in attention.scores.masks):
-            continue  # in a row whose scores are all filled, none flows to them
+        if any(flows) and not all(map(_has_gradient, attention.scores.masks)):
+            continue
         if arguments is None or has_no_kernel(arguments, flows):
             continue
         sites[bound.output.name] = attention
@@ -116,6 +116,12 @@ def fuse_attention(
         return trace
     restored = results_to_restore(trace, lambda bound: not sites.keys().isdisjoint(bound.outputs), strides)
     return trace if restored is None else _rewrite(trace, sites, restored)
+
+
+def _has_gradient(mask: _Mask) -> bool:
+    """Return whether kernels compute the right gradients of all rows. They save the logarithm of a row's sum, of which
+    nothing is left if a large number is added to the whole row; and no gradient flows to scores that are filled."""
+    return mask.tensor.dtype == torch.bool and mask.value == -math.inf
 
 
 def _flows(attention: _Attention, active: set[str], last: BoundSymbol) -> tuple[bool, ...]:

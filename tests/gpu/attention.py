@@ -1,7 +1,7 @@
 """Attention between other calls, for each of torch's backends: its forward and its gradients.
 
 Every backend with all groups of heads, head sizes, masks and layouts; dtype, lengths, scale and dropout go round. So do
-they where the mask is a window of positions that the program makes.
+they where the mask is a window of positions that the program makes, and where the program writes attention out.
 """
 
 import itertools
@@ -28,6 +28,7 @@ WIDTHS = (32, 64, 96, 128, 192, 256)
 MASKS = ("none", "causal", "bool", "bool_broadcast", "float", "float_broadcast", "float_grad")
 LAYOUTS = ("contiguous", "transposed")
 WINDOWS = {"both": (40, 40), "causal": (200, 0), "pair": (1, 0), "uneven": (1, 63)}
+WRITTEN_MASKS = ("none", "causal", "float", "float_grad", "padding", "filled")
 WINDOW_LENGTHS = (1024, 1000, 1500)
 LENGTHS = ((128, 128), (100, 100), (64, 160), (1, 96), (256, 256))
 BATCH = 2
@@ -48,7 +49,7 @@ def cases() -> dict[str, Case]:
         name = f"attention/{backend}/{heads}/{width}/{mask}/{layout}/{dtype}"
         run = partial(_run, backend, HEADS[heads], width, mask, layout, DTYPES[dtype], lengths, dropout, scale)
         found[name] = Case(run)
-    return found | _window_cases()
+    return found | _window_cases() | _written_cases()
 
 
 def _window_cases() -> dict[str, Case]:
@@ -67,6 +68,53 @@ def _window_cases() -> dict[str, Case]:
         how = (WINDOWS[window], "transposed", DTYPES[dtype], WINDOW_LENGTHS[0], None)
         found[name] = Case(partial(_run_window, many, width, *how, batch=MANY, padded=True))
     return found
+
+
+def _written_cases() -> dict[str, Case]:
+    cases = {}
+    for turn, (width, mask, layout, dtype) in enumerate(itertools.product(WIDTHS, WRITTEN_MASKS, LAYOUTS, DTYPES)):
+        name = f"attention/written/{width}/{mask}/{layout}/{dtype}"
+        cases[name] = Case(partial(_run_written, width, mask, layout, DTYPES[dtype], LENGTHS[turn % 2]))
+    return cases
+
+
+def _run_written(
+    width: int, mask: str, layout: str, dtype: torch.dtype, lengths: tuple[int, int], device: torch.device
+) -> tuple[str, str]:
+    """Rows of padding see only scores of finfo.min, in eager their mean; in the mask, or filled into the scores."""
+    torch.manual_seed(0)
+    kind = mask if mask.startswith("float") else "none"
+    query, key, value, bias, gain = _inputs((4, 4), width, kind, layout, dtype, lengths, device)
+    gradient = _heads(4, lengths[0], width, "contiguous", dtype, device)
+    hidden = torch.ones(BATCH, 1, *lengths, dtype=torch.bool, device=device).triu(1)
+    hidden[0, :, :9] = True
+    least = torch.finfo(dtype).min
+    if mask == "padding":
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill(hidden, least)
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        scores = query * gain @ key.mT / width**0.5
+        if mask == "causal":
+            scores = scores.masked_fill(torch.ones(lengths, dtype=torch.bool, device=device).triu(1), -torch.inf)
+        elif mask == "filled":
+            scores = scores.masked_fill(hidden, least)
+        elif bias is not None:
+            scores = scores + bias
+        return scores.softmax(-1) @ value.tanh() + 1
+
+    def flow(function: Callable, inputs: list, gradient: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [each.detach().requires_grad_(mask != "filled") for each in inputs if each is not None]
+        out = function(*leaves[:3], leaves[3] if mask == "float_grad" else inputs[3])
+        if not out.requires_grad:
+            return [out]
+        return [out, *torch.autograd.grad(out, leaves[: 4 if mask == "float_grad" else 3], gradient)]
+
+    inputs = [query, key, value, bias]
+    return judge(
+        flow(forge.jit(attend), inputs, gradient),
+        flow(attend, inputs, gradient),
+        lambda draw: flow(attend, *nudged((inputs, gradient), dtype, draw)),
+    )
 
 
 def _run_window(

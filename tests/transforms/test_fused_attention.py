@@ -123,6 +123,13 @@ def test_torchs_kernel_runs_attention_that_is_written_out(name: str, dtype: torc
     assert attention_of(run(FUSED[name], dtype))
 
 
+@pytest.mark.parametrize("name", ["plain", "sums of products", "causal"])
+def test_torchs_kernel_computes_the_gradients(name: str) -> None:
+    jitted = forge.jit(FUSED[name].function)
+    jitted(*(torch.randn(shape, requires_grad=True) for shape in FUSED[name].shapes)).sum().backward()
+    assert attention_of(jitted)
+
+
 @pytest.mark.parametrize("name", WRITTEN_OUT)
 def test_what_torchs_kernel_does_not_compute_stays_written_out(name: str) -> None:
     assert not attention_of(run(WRITTEN_OUT[name], torch.float32))
@@ -135,14 +142,21 @@ def test_a_constant_causal_mask_is_a_flag() -> None:
 
 
 @pytest.mark.parametrize("value", [-1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("is_added", [False, True])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_row_whose_scores_are_all_filled_is_the_mean(value: float, requires_grad: bool) -> None:
-    """Gradients do not flow to scores that are filled, but to a mask's."""
+def test_a_row_that_sees_nothing_is_the_mean(value: float, is_added: bool, requires_grad: bool) -> None:
+    """torch's kernels have other gradients there."""
     visible = torch.rand(B, 1, L, S) > 0.3
     visible[0, :, 2] = False
 
     def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return (q @ k.mT / 4).masked_fill(~visible, value).softmax(-1) @ v
+        scores = q @ k.mT / 4
+        scores = (
+            scores + torch.zeros(visible.shape).masked_fill(~visible, value)
+            if is_added
+            else scores.masked_fill(~visible, value)
+        )
+        return scores.softmax(-1) @ v
 
     ours = [torch.randn(shape, requires_grad=requires_grad) for shape in (QUERY, KEY, KEY)]
     jitted = forge.jit(function)
