@@ -1,14 +1,14 @@
 """Shared configuration of the tests: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
 
-Programs are compiled as a user's are: fused, kept on disk, in the default order of executors; tests that are about
-torch's own calls or the text of their traces name their executors. One thing is different: FORGE_CHECK=regions has
-torch's operators run each region, between checks of what its code would be compiled for, since compiling all regions
-would take hours. Tests of what Inductor generates ask for the fixture `compiled_regions`. The programs are kept in a
-folder of the test run's own, never in a user's home. The last lines of a run say how many tests compiled programs with
-a fusion executor among theirs, and how many of these programs with regions.
+Programs are compiled as for a user: fused, cached on disk, in the default order of executors; tests of torch's own
+calls, or of the text of traces, name their executors. There is one difference: with FORGE_CHECK=regions, torch's
+operators run each region, between checks of the assumptions of its code, because compiling all regions would take
+hours. Tests of Inductor's code use the fixture `compiled_regions`. The programs are cached in a folder of the test run,
+never in a user's home. The last lines of a run report the number of tests that compiled programs with a fusion
+executor, and the number of those with regions.
 
-A region that Inductor cannot compile is replaced by torch's calls, so that results are right; a test in which that
-happens fails, unless it has the marker `failing_regions`.
+A region that Inductor cannot compile is replaced by torch's calls, with correct results; a test with such a region
+fails, unless it has the marker `failing_regions`.
 """
 
 import gc
@@ -38,7 +38,7 @@ settings.load_profile("default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A mistake in forge's own files that keeps it from being imported is told once, not by every file of tests."""
+    """Report an error in forge's own files that prevents its import once, not for every file of tests."""
     try:
         fusion = importlib.import_module("forge.compiler.fusion")
     except Exception:
@@ -50,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """Keep the garbage collector from looking at tens of thousands of tests, which takes a second each time."""
+    """Freeze the garbage collector during collection: traversing tens of thousands of tests takes a second each
+    time."""
     gc.disable()
     try:
         return (yield)
@@ -61,8 +62,7 @@ def pytest_collection() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _freeze_leftovers() -> Iterator[None]:
-    """Keep the garbage collector from looking at what each file of tests leaves behind: seconds, after some thousand
-    tests."""
+    """Freeze the leftovers of each file of tests: traversing them takes seconds after some thousand tests."""
     yield
     gc.collect()
     gc.freeze()
@@ -70,8 +70,8 @@ def _freeze_leftovers() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give the marker `slow` to all but one in n of a test's cases, where the test has the marker `one_in(n)`; to none
-    of an op that --op names."""
+    """Mark all but one in n of a test's cases as `slow` if the test has the marker `one_in(n)`; none for an op of
+    --op."""
     counts: Counter[str] = Counter()
     for item in items:
         share = item.get_closest_marker("one_in")
@@ -129,7 +129,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A region that fails in one test keeps no program of another from being written to disk, and no warning back."""
+    """Reset the notices of failing regions, so that a failure in one test does not affect another's programs or
+    warnings."""
     waits = importlib.import_module("forge.executors.inductorex.compile_wait")
     monkeypatch.setattr(waits, "_noticed", threading.Lock())
     monkeypatch.setattr(importlib.import_module("forge.compiler.fusion"), "_warnings", {})
@@ -157,5 +158,5 @@ def _seed() -> Iterator[None]:
 
 @pytest.fixture
 def compiled_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor compiles the regions of this test's programs, as it does a user's."""
+    """Make Inductor compile the regions of this test's programs, as for a user."""
     monkeypatch.delenv("FORGE_CHECK", raising=False)

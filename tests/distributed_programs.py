@@ -69,7 +69,7 @@ def _values_and_gradient(function: Callable, x: torch.Tensor) -> tuple[torch.Ten
 
 
 def collective(rank: int, name: str) -> dict[str, Any]:
-    """Eager's values and gradient and forge's, and what forge says of the program."""
+    """Return eager's values and gradient and forge's, and forge's report of the program."""
     warnings.simplefilter("ignore")  # torch's newer names
     function, x = COLLECTIVES[name], torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))
     jitted = forge.jit(function)
@@ -79,7 +79,7 @@ def collective(rank: int, name: str) -> dict[str, Any]:
 
 
 def of_a_result(rank: int) -> dict[str, Any]:
-    """Values and gradients of a function of a collective's result that is under way: as a tensor and as a DTensor, with
+    """Return values and gradients of a function of a pending collective's result: as a tensor and as a DTensor, with
     and without a history."""
     mesh = init_device_mesh("cpu", (2,))
 
@@ -112,8 +112,8 @@ def of_a_result(rank: int) -> dict[str, Any]:
 
 
 def order_of_collectives(rank: int) -> list[list[str]]:
-    """The collectives of a program's forward and backward in the order in which they run. Two are alike, one's result
-    nobody reads, and the executors of the processes differ."""
+    """Return the collectives of a program's forward and backward in the order in which they run. Two are alike, the
+    result of one is unused, and the executors of the processes differ."""
 
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         first = functional.all_reduce(x, "sum", _world())
@@ -136,7 +136,7 @@ def order_of_collectives(rank: int) -> list[list[str]]:
 
 
 class Attention(nn.Module):
-    """As in Llama, without rotary embeddings."""
+    """An attention as in Llama, without rotary embeddings."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ PLANS = {
 
 
 def parallel(plan: str, words: int = 32, *, rows: bool = False) -> nn.Module:
-    """The model with a plan of PLANS applied. rows: with the embedding cut in any plan."""
+    """Return the model with a plan of PLANS applied. rows: shard the embedding in any plan."""
     torch.manual_seed(0)
     model, mesh = Llama(words=words), init_device_mesh("cpu", (2,))
     in_layers, outside = PLANS[plan]
@@ -239,14 +239,14 @@ def parallel(plan: str, words: int = 32, *, rows: bool = False) -> nn.Module:
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
-    """Return the full tensor of a DTensor; other tensors as they are."""
+    """Return the full tensor of a DTensor; other tensors unchanged."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def train(
     model: nn.Module, step: Callable | None = None, lengths: tuple[int, ...] = (8, 8)
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """The losses of a step for each length, and the gradients of the last one."""
+    """Return the losses of a step for each length, and the gradients of the last one."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for length in lengths:
@@ -264,7 +264,8 @@ def train(
 def tensor_parallel(
     rank: int, plan: str, executors: list[str] | None = None, cache: str | None = None
 ) -> dict[str, Any]:
-    """Losses and gradients in eager and jitted, of what forge's program consists, and what runs as it did."""
+    """Return losses and gradients in eager and jitted, the calls of forge's program, and the graphs that ran in
+    eager."""
     with pytest.MonkeyPatch.context() as patch:
         if cache is not None:
             patch.setenv("FORGE_CACHE", "1")
@@ -290,7 +291,8 @@ def _tensor_parallel(plan: str, executors: list[str] | None) -> dict[str, Any]:
 
 
 def of_several_lengths(rank: int, plan: str) -> dict[str, Any]:
-    """Losses and gradients of sequences of several lengths, in eager and jitted, and what is not compiled of them."""
+    """Return losses and gradients of sequences of several lengths, in eager and jitted, and the parts that are not
+    compiled."""
     model, lengths = parallel(plan), (8, 12, 16)
     jitted = forge.jit(model)
     ours = train(model, jitted, lengths)
@@ -369,7 +371,7 @@ CUT: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[Any, Any]]]] = {
 
 
 def of_cut_tensors(rank: int, what: str) -> dict[str, Any]:
-    """Results and gradients of a function of CUT, in eager and jitted, and what is not compiled of it."""
+    """Return results and gradients of a function of CUT, in eager and jitted, and the parts that are not compiled."""
     mesh, generator = init_device_mesh("cpu", (2,)), torch.Generator().manual_seed(0)
     function, given = CUT[what]
     values = [
@@ -395,7 +397,7 @@ def of_cut_tensors(rank: int, what: str) -> dict[str, Any]:
 
 
 def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """A sum of DTensors on two meshes, one of two processes, one of this one alone."""
+    """Return a sum of DTensors on two meshes: one of two processes, one of this process alone."""
     two, one = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("both", "alone"))["alone"]
 
     def total(x: torch.Tensor, mesh: torch.distributed.DeviceMesh) -> torch.Tensor:
@@ -423,7 +425,7 @@ class Stack(nn.Module):
 
 
 class Events(TorchDispatchMode):
-    """The products, the messages and the copies of weights' gradients of this thread, in order, in `told`."""
+    """A recorder of this thread's products, messages and copies of weights' gradients, in order, in `told`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -449,8 +451,8 @@ def _step(model: nn.Module, rank: int) -> dict[str, torch.Tensor]:
 
 
 def in_buckets(rank: int, executors: list[str] | None, cap: float = 1.0) -> dict[str, Any]:
-    """Gradients in eager and jitted, and what happens in a step's backward, in order: products, messages, copies, and
-    the layers whose weights get their gradients."""
+    """Return gradients in eager and jitted, and the events of a step's backward in order: products, messages, copies,
+    and the layers whose weights get their gradients."""
     eager, model = _stack(False, None, cap), _stack(True, executors, cap)
     expected, found = [[_step(each, rank) for _ in range(3)] for each in (eager, model)]
     events = _events(model)
@@ -475,7 +477,7 @@ def _events(model: DistributedDataParallel) -> list[str]:
 
 
 class Halves(nn.Module):
-    """Two layers, of a class that is not torch's."""
+    """A module of two layers, whose class is not torch's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -531,7 +533,7 @@ def compiled_at(rank: int, place: str) -> dict[str, Any]:
 
 
 def parts_again(rank: int) -> dict[str, Any]:
-    """Gradients twice of one graph, of some weights alone, and of gradients, in eager and jitted."""
+    """Return two gradients of one graph, of some weights only, and gradients of gradients, in eager and jitted."""
 
     def results(model: nn.Module) -> list[torch.Tensor]:
         x = torch.randn(8, 600, generator=torch.Generator().manual_seed(rank), requires_grad=True)
@@ -547,7 +549,8 @@ def parts_again(rank: int) -> dict[str, Any]:
 
 
 def accumulated(rank: int) -> dict[str, Any]:
-    """Gradients in eager and jitted of two steps, of which the first is not sent, with checkpoints, under autocast."""
+    """Return gradients in eager and jitted of two steps, the first without communication, with checkpoints, under
+    autocast."""
 
     class Checkpointed(Stack):
         def __init__(self) -> None:
@@ -590,8 +593,8 @@ def documented(rank: int, name: str, code: str) -> str:
 
 
 def quantized(rank: int, name: str) -> dict[str, Any]:
-    """Gradients of a data parallel model whose weights are quantized, jitted and in eager, and whether the processes
-    have the same weights."""
+    """Return gradients of a data parallel model whose weights are quantized, jitted and in eager, and whether the
+    processes have the same weights."""
     transform = {"int8": forge.quantize.Int8WeightOnly, "int4": functools.partial(forge.quantize.Int4WeightOnly, 16)}[
         name
     ]()

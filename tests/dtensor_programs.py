@@ -22,7 +22,7 @@ from forge.torchlang import partial_draws
 
 
 def _all(x: torch.Tensor) -> torch.Tensor:
-    """Return the full tensor of a DTensor, of strided parts this process's; other tensors as they are."""
+    """Return the full tensor of a DTensor, this process's part of a strided one; other tensors unchanged."""
     strided = any(isinstance(each, _StridedShard) for each in getattr(x, "placements", ()))
     return x.to_local() if strided else whole(x)
 
@@ -96,7 +96,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[Any, Any]]]] = {
 
 
 def of_dtensors(rank: int, what: str) -> dict[str, Any]:
-    """Results and gradients of a function of FUNCTIONS, in eager and jitted, and what is not compiled of it."""
+    """Return results and gradients of a function of FUNCTIONS, in eager and jitted, and the parts that are not
+    compiled."""
     warnings.simplefilter("ignore", UserWarning)  # torch's, of random numbers on CPUs
     mesh, generator = init_device_mesh("cpu", (2,)), torch.Generator().manual_seed(0)
     function, given = FUNCTIONS[what]
@@ -129,7 +130,7 @@ def of_dtensors(rank: int, what: str) -> dict[str, Any]:
 
 
 def loss_of_a_cut_vocabulary(rank: int, how: dict[str, Any]) -> dict[str, Any]:
-    """The loss of logits whose vocabulary is cut, and gradients, under loss_parallel."""
+    """Return the loss of logits with a sharded vocabulary, and gradients, under loss_parallel."""
     mesh, generator = init_device_mesh("cpu", (2,)), torch.Generator().manual_seed(0)
     x, weight = torch.randn(6, 4, generator=generator), torch.randn(8, 4, generator=generator)
     words = torch.tensor([0, 3, 7, 4, -100, 5])
@@ -159,8 +160,8 @@ def loss_of_a_cut_vocabulary(rank: int, how: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn(rank: int, place: Any, seed: int) -> dict[str, Any]:
-    """What dropout keeps of this process's part, of attention too, and the gradient, in eager and jitted; and of what
-    the numbers are drawn."""
+    """Return the elements of this process's part that dropout keeps, also in attention, and the gradient, in eager and
+    jitted, and the generators of the numbers."""
     warnings.simplefilter("ignore", UserWarning)  # torch's, of random numbers on CPUs
     mesh = init_device_mesh("cpu", (2,))
 
@@ -186,7 +187,7 @@ def drawn(rank: int, place: Any, seed: int) -> dict[str, Any]:
 
 
 class _Offset:
-    """The offset of a generator such as a GPU's."""
+    """A generator's offset, like that of a GPU's generator."""
 
     def __init__(self) -> None:
         self.moves = [100]
@@ -199,7 +200,8 @@ class _Offset:
 
 
 def drawn_by_part(rank: int, place: Any) -> dict[str, Any]:
-    """As `drawn`, as though the device had the generators of a GPU, and where such a one is before and after draws."""
+    """Return the results of `drawn`, as if the device had the generators of a GPU, and their offsets before and after
+    draws."""
     generator = _Offset()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dtensors, "draws_by_part", lambda device: True)
@@ -209,7 +211,7 @@ def drawn_by_part(rank: int, place: Any) -> dict[str, Any]:
 
 
 class _Tracker:
-    """The state of a generator, which DTensors read for random functions: capture has no values."""
+    """The state of a generator that DTensors read for random functions: capture has no values."""
 
     distribute_region_enabled = True
 
@@ -220,14 +222,14 @@ class _Tracker:
 
 
 def drawn_beside_a_tracker(rank: int) -> dict[str, Any]:
-    """As `drawn_by_part`, once a random function of a DTensor ran."""
+    """Return the results of `drawn_by_part` after a random function of a DTensor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.distributed.tensor._random, "_rng_tracker", _Tracker())
         return drawn_by_part(rank, Shard(0))
 
 
 class Counting(nn.Module):
-    """A layer with buffers that are DTensors: a running mean, a count, rows that are written, and a clamped weight."""
+    """A layer with DTensor buffers: a running mean, a count, rows that are written, and a clamped weight."""
 
     def __init__(self, mesh: Any) -> None:
         super().__init__()
@@ -249,7 +251,7 @@ class Counting(nn.Module):
 
 
 def changed_buffers(rank: int) -> dict[str, Any]:
-    """Results, gradients and buffers of two calls of Counting, in eager and jitted."""
+    """Return results, gradients and buffers of two calls of Counting, in eager and jitted."""
     mesh = init_device_mesh("cpu", (2,))
 
     def results(prepare: Callable) -> tuple[list[Any], Any]:
@@ -274,7 +276,7 @@ def changed_buffers(rank: int) -> dict[str, Any]:
 
 
 def uneven(rank: int, plan: str) -> dict[str, Any]:
-    """Losses and gradients of a parallel model whose words have no equal parts, in eager and jitted."""
+    """Return losses and gradients of a parallel model whose words have no equal parts, in eager and jitted."""
     model = parallel(plan, words=33, rows=True)
     jitted = forge.jit(model)
     ours, told = train(model, jitted), forge.explain(jitted)
@@ -287,7 +289,7 @@ def uneven(rank: int, plan: str) -> dict[str, Any]:
 
 
 def of_varying_parts(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:
-    """Results of a function of uneven parts of several lengths, jitted and in eager, and the warnings."""
+    """Return the results of a function of uneven parts of several lengths, jitted and in eager, and the warnings."""
     mesh = init_device_mesh("cpu", (2,))
     values = [distribute_tensor(torch.arange(float(length)), mesh, [Shard(0)]) for length in (5, 7, 9)]
     double = lambda x: x * 2
@@ -300,7 +302,8 @@ def of_varying_parts(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor],
 
 
 def gathered_parts_of_several_lengths(rank: int) -> tuple[list[torch.Tensor], int]:
-    """Gradients of parts whose length along the cut dim varies, which the backward reads, and how many programs."""
+    """Return gradients of parts whose length along the sharded dim varies, which the backward reads, and the number of
+    programs."""
     mesh = init_device_mesh("cpu", (2,))
     jitted = forge.jit(lambda x: x.redistribute(mesh, [Replicate()]))
     gradients = []
@@ -312,7 +315,8 @@ def gathered_parts_of_several_lengths(rank: int) -> tuple[list[torch.Tensor], in
 
 
 def added_parts_of_several_lengths(rank: int) -> dict[str, Any]:
-    """Results and gradients of the sum of what is placed in two ways, of several lengths along the cut dim."""
+    """Return results and gradients of the sum of two tensors with different placements, of several lengths along the
+    sharded dim."""
     mesh = init_device_mesh("cpu", (2,))
 
     def add(x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 tests/distributed/test_engines.py, beside tests/distributed_programs.py.
 
 Each program trains for some steps, evaluates, saves, trains on, loads what it saved and repeats the steps. It returns
-the losses, the weights, the names that the engine saved, and what forge says of the jitted model.
+the losses, the weights, the names that the engine saved, and forge's report on the jitted model.
 """
 
 import contextlib
@@ -47,14 +47,14 @@ WORDS, LENGTH = 32, 8
 
 
 def _rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Return queries or keys of shape (batch, length, heads, width), rotated by their place."""
+    """Return queries or keys of shape (batch, length, heads, width), rotated by their position."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = (f(angles[: x.shape[1]]).unsqueeze(1) for f in (torch.cos, torch.sin))
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).type_as(x)
 
 
 class Attention(nn.Module):
-    """Two heads of queries for each of keys."""
+    """An attention with two heads of queries for each head of keys."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -92,7 +92,8 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A small Llama, whose weights and rotary angles `init_weights` makes: it may be built without memory."""
+    """A small Llama, whose weights and rotary angles `init_weights` makes, so that it may be built on the meta
+    device."""
 
     def __init__(self, width: int = 16, heads: int = 4, layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ def _jit_blocks(model: nn.Module) -> nn.Module:
 
 
 def _compile_blocks(model: nn.Module) -> nn.Module:
-    """Compile the blocks as torchtitan does, by forge's backend."""
+    """Compile the blocks like torchtitan, with forge's backend."""
     for name, block in list(model.layers.named_children()):
         model.layers.register_module(name, torch.compile(block, backend="forge", fullgraph=True))
     return model
@@ -160,7 +161,7 @@ def _weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _compared(train: Callable[[Callable[[nn.Module], nn.Module]], tuple[dict[str, Any], Any]], jitted: str) -> Any:
-    """Return what training gives with a model in eager and one that is jitted, and what forge says of the latter."""
+    """Return the results of training a model in eager and a jitted one, and forge's report on the latter."""
     found = {}
     for name, jit in (("eager", lambda model: model), ("forge", JITTED[jitted])):
         torch.manual_seed(0)
@@ -198,7 +199,7 @@ def _names_in(path: Path) -> list[str]:
 
 
 def _names_of(folder: Path) -> list[str]:
-    """Return the names of what a distributed checkpoint has."""
+    """Return the names in a distributed checkpoint."""
     return sorted(checkpoints.FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
@@ -214,8 +215,8 @@ def _reset_accelerate() -> None:
 
 @contextlib.contextmanager
 def _accelerate(rank: int, *, sharded: bool) -> Iterator[None]:
-    """Run Accelerate anew. sharded: have it take its path of FSDP on a CPU, where it takes DistributedDataParallel in
-    silence; torch has both."""
+    """Run Accelerate anew. sharded: make it use FSDP on a CPU, where it silently falls back to DistributedDataParallel,
+    although torch supports both."""
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
@@ -241,8 +242,8 @@ def _accelerate(rank: int, *, sharded: bool) -> Iterator[None]:
 def accelerated(
     rank: int, folder: str, jitted: str, *, sharded: bool = False, mixed_precision: str = "no"
 ) -> dict[str, Any]:
-    """Train with Accelerate: gradient accumulation, clipping, evaluation, checkpoints of dropout's generator too. The
-    last batch of one of the processes is smaller."""
+    """Train with Accelerate: gradient accumulation, clipping, evaluation, and checkpoints, including dropout's
+    generator. The last batch of one process is smaller."""
     import accelerate
 
     def train(jit: Callable) -> tuple[dict[str, Any], Any]:
@@ -308,7 +309,7 @@ def accelerated(
 
 
 def refused_backend(rank: int) -> str:
-    """Return Accelerate's error of a backend that it does not list."""
+    """Return Accelerate's error for a backend that it does not list."""
     import accelerate
 
     with _accelerate(rank, sharded=False), pytest.raises(ValueError) as found:
@@ -319,7 +320,8 @@ def refused_backend(rank: int) -> str:
 def trained_by_trainer(
     rank: int, folder: str, jitted: str, *, sharded: bool = False, bf16: bool = False
 ) -> dict[str, Any]:
-    """Train a Llama of transformers by its Trainer, which evaluates and saves meanwhile, and resume from the middle."""
+    """Train a Llama of transformers with its Trainer, which evaluates and saves meanwhile, and resume from the
+    middle."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -390,8 +392,8 @@ def trained_by_trainer(
 def trained_by_lightning(
     rank: int, folder: str, jitted: str, *, strategy: str = "ddp", precision: str = "32-true", inside: bool = True
 ) -> dict[str, Any]:
-    """Train by Lightning's Trainer with batches of two sizes, evaluation and a checkpoint. inside: whether the module
-    jits its model in `configure_model`; else it is jitted itself."""
+    """Train with Lightning's Trainer with batches of two sizes, evaluation and a checkpoint. inside: whether the module
+    jits its model in `configure_model`; otherwise it is jitted itself."""
     import lightning
     from lightning.pytorch.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
@@ -500,7 +502,7 @@ def _steps(rank: int, model: nn.Module, optimizer: torch.optim.Optimizer, clip: 
 
 
 def fully_sharded(rank: int, folder: str, jitted: str) -> dict[str, Any]:
-    """Train under FullyShardedDataParallel, as Lightning's `fsdp`, which needs a GPU, wraps a model."""
+    """Train under FullyShardedDataParallel, with which Lightning's `fsdp`, which needs a GPU, wraps a model."""
 
     def train(jit: Callable) -> tuple[dict[str, Any], Any]:
         model = jit(_model())
@@ -582,8 +584,8 @@ def _apply_fsdp(model: nn.Module, mesh: DeviceMesh, **dtypes: torch.dtype) -> No
 
 
 def titan(rank: int, folder: str, jitted: str, parallel: str, *, bf16: bool = False) -> dict[str, Any]:
-    """Train by the order of torchtitan's recipe. parallel: tp, fsdp, or shard for forge.distributed.shard, whose peer
-    in eager is fully_shard."""
+    """Train in the order of torchtitan's recipe. parallel: tp, fsdp, or shard for forge.distributed.shard, whose eager
+    counterpart is fully_shard."""
     dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if bf16 else {}
 
     def built(jit: Callable | None) -> nn.Module:

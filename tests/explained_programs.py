@@ -20,7 +20,7 @@ def _step(jitted: Any) -> None:
 
 
 def sharded_report(rank: int) -> dict[str, Any]:
-    """The report of a sharded model, profiled in the first process alone, and the bytes of its parameters."""
+    """Return the report of a sharded model, profiled in the first process alone, and the bytes of its parameters."""
     torch.manual_seed(0)
     model = Llama()
     size = sum(each.numel() * each.element_size() for each in model.parameters())
@@ -32,14 +32,15 @@ def sharded_report(rank: int) -> dict[str, Any]:
 
 
 def cut_report(rank: int) -> list[dict[str, Any]]:
-    """The collectives of a model with cut products."""
+    """Return the collectives of a model with cut products."""
     jitted = forge.jit(parallel("columns and rows"))
     _step(jitted)
     return forge.explain(jitted).to_dict()["collectives"]
 
 
 def reports_from_disk(rank: int, folder: str) -> tuple[list[Any], list[Any], int]:
-    """The collectives of a program, of the same one read from disk, and the number of programs that were read."""
+    """Return the collectives of a program and of the same program read from disk, and the number of programs that were
+    read."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FORGE_CACHE", "1")
@@ -58,12 +59,13 @@ def _compare(jitted: Any) -> list[str]:
 
 
 def ranks_alike(rank: int) -> list[str]:
-    """Lines on the differences between processes that run the same program."""
+    """Return the report's lines on differences between processes that run the same program."""
     return _compare(forge.jit(Llama()))
 
 
 def ranks_differ(rank: int) -> list[str]:
-    """Lines on processes whose executors differ, and then on those whose second collectives are of other lines."""
+    """Return the report's lines on processes with different executors, and then with second collectives at other
+    lines."""
     torch.manual_seed(0)
     jitted = forge.jit(Llama(), executors=["torch"] if rank else None)
     first = _compare(jitted)

@@ -1,4 +1,4 @@
-"""Programs of the two processes of tests/distributed/test_hangs.py: one of them does not take part in a collective."""
+"""Programs of the two processes of tests/distributed/test_hangs.py, in which one does not take part in a collective."""
 
 import datetime
 import logging
@@ -29,7 +29,7 @@ class _Messages(logging.Handler):
 
 
 def _reduced_in(timeout: datetime.timedelta) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A compiled function that has run once, with a collective in a group of this timeout."""
+    """Return a compiled function that has run once, with a collective in a group with this timeout."""
     group = dist.new_group(timeout=timeout)
     jitted = forge.jit(lambda x: functional.all_reduce(x * 2, "sum", group) + 1)
     jitted(torch.ones(3))
@@ -37,7 +37,7 @@ def _reduced_in(timeout: datetime.timedelta) -> Callable[[torch.Tensor], torch.T
 
 
 def one_is_slow(rank: int) -> tuple[list[str], list[float]]:
-    """The warnings of a process whose peer takes part late, and the result."""
+    """Return the warnings of a process whose peer takes part late, and the result."""
     messages, logger = _Messages(), logging.getLogger("forge.distributed")
     logger.addHandler(messages)
     os.environ[collective_watch.WARNING] = "1"
@@ -56,7 +56,7 @@ def one_is_slow(rank: int) -> tuple[list[str], list[float]]:
 
 
 def _work_alone(rank: int) -> None:
-    """Wait until the other process has been told where this one is, which it asks."""
+    """Wait until the other process has requested and received this one's location."""
     until = time.monotonic() + 60
     store = clone_store()
     key = collective_watch.key_of_answer(store.add("forge/collectives/requests", 0) + 1, rank)
@@ -65,7 +65,7 @@ def _work_alone(rank: int) -> None:
 
 
 def one_hangs(rank: int) -> str:
-    """The error of a process whose peer waits for it in another collective."""
+    """Return the error of a process whose peer waits for it in another collective."""
     reduce = _reduced_in(_SHORT)
     try:
         if rank == 0:
@@ -78,7 +78,7 @@ def one_hangs(rank: int) -> str:
 
 
 def one_dies(rank: int, folder: str) -> None:
-    """The error of a process whose peer has ended, in a file."""
+    """Write the error of a process whose peer has ended to a file."""
     reduce = _reduced_in(_LONG)
     if rank == 1:
         os._exit(1)
@@ -89,7 +89,7 @@ def one_dies(rank: int, folder: str) -> None:
 
 
 def asked(rank: int) -> str:
-    """What one process says of both, while the other one waits for it."""
+    """Return one process's report on both, while the other one waits for it."""
     found = last_collectives() if rank == 0 else ""
     dist.barrier()
     return found

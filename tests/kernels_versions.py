@@ -1,9 +1,9 @@
-"""Runs what forge does with the `kernels` library against versions of it on PyPI: `make test-kernels-versions`.
+"""The tests of forge's use of the `kernels` library against its versions on PyPI: `make test-kernels-versions`.
 
     python -m tests.kernels_versions [VERSION ...]
 
-Each version is installed alone, without what it depends on, into a folder that comes first on the path of its tests;
-the environment stays as it is. Without arguments: every version that pyproject.toml allows.
+Each version is installed alone, without its dependencies, into a folder that is first on the path of its tests; the
+environment is not changed. Without arguments, every version that pyproject.toml allows is tested.
 """
 
 import os
@@ -29,7 +29,7 @@ def allowed() -> Requirement:
 
 
 def published() -> list[str]:
-    """The versions that pip finds and that are allowed, the newest first."""
+    """Return the allowed versions that pip finds, the newest first."""
     found = subprocess.run((*PIP, "index", "versions", "kernels"), capture_output=True, text=True, check=True).stdout
     listed = re.search(r"Available versions: (.*)", found)
     return list(allowed().specifier.filter(listed[1].split(", ") if listed else []))
@@ -49,7 +49,7 @@ def run(version: str) -> bool:
 
 
 def main(versions: list[str]) -> int:
-    """The exit status: 1 where a version fails."""
+    """Return the exit status: 1 if a version fails."""
     results = {version: run(version) for version in versions or published()}
     for version, passed in results.items():
         print(f"kernels {version}: {'passed' if passed else 'FAILED'}")

@@ -1,4 +1,4 @@
-"""Parameters of tests that `make test` leaves to `make test-all`."""
+"""Parameters of tests that run in `make test-all` only."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 
 
 def slow_except(names: Iterable[str], *quick: str) -> list[Any]:
-    """Return parameters of pytest.mark.parametrize, of which all but the quick ones have the marker `slow`.
+    """Return parameters of pytest.mark.parametrize, all with the marker `slow` except the quick ones.
 
-    Raises ValueError for a quick one that is none of them.
+    Raises ValueError for a quick name that is not among them.
     """
     names = list(names)
     if not {*quick} <= {*names}:
@@ -20,7 +20,7 @@ def slow_except(names: Iterable[str], *quick: str) -> list[Any]:
 def in_both_modes(names: Iterable[str], trained: Collection[str], evaluated: Collection[str]) -> list[Any]:
     """Return parameters (name, training) for models in training and in inference.
 
-    All have the marker `slow` but the `trained` and the `evaluated`.
+    All but the `trained` and the `evaluated` have the marker `slow`.
     """
     return [
         pytest.param(

@@ -1,4 +1,5 @@
-"""nvFuser's executor for tests: over the double of the library, on CPU tensors, and over the library where it loads."""
+"""The executors of nvFuser for tests: with the double of the library on CPU tensors, and with the library if it
+loads."""
 
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from forge.ir import BoundSymbol, Trace
 
 
 class Always(NvFuserExecutor):
-    """Makes regions of single calls, too, and takes what the library refuses for an error of the translation."""
+    """An executor that makes regions of single calls, too, and treats refusals of the library as translation errors."""
 
     def is_profitable(self, calls: list[BoundSymbol]) -> bool:
         return True
@@ -31,5 +32,5 @@ AVAILABLE = {"nvfuser-double": "cpu"} | ({"nvfuser": "cuda"} if nvfuserex.is_ava
 
 
 def executor_of(name: str) -> NvFuserExecutor:
-    """The executor of this name that makes regions of single calls."""
+    """Return the executor of this name that makes regions of single calls."""
     return _OF_SINGLE_CALLS[name]

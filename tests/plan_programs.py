@@ -1,4 +1,4 @@
-"""Models of the transformers library with the tensor parallel plan that each has, tiny, in eager and jitted."""
+"""Tiny models of the transformers library with their tensor parallel plans, in eager and jitted."""
 
 import warnings
 from collections.abc import Callable
@@ -108,7 +108,7 @@ def _config(family: str) -> Any:
 
 
 def planned(rank: int, family: str, folder: str, executors: list[str] | None = None) -> dict[str, Any]:
-    """The loss and gradients of a model of transformers with the plan that it has, in eager and jitted."""
+    """Return the loss and gradients of a model of transformers with its own plan, in eager and jitted."""
     import transformers  # other programs do without
 
     if rank == 0:

@@ -1,5 +1,5 @@
 """Programs of the two processes of tests/distributed/test_sharded_models.py: sharded models of transformers, entries of
-a model other than its forward, and changes of a model that is sharded."""
+a model other than its forward, and changes of a sharded model."""
 
 import contextlib
 import copy
@@ -31,7 +31,7 @@ def _build(name: str, seed: int) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def _reference(model: nn.Module) -> nn.Module:
-    """Return the model under FSDP2, or under DDP where it has a parameter without dims, which FSDP2 refuses."""
+    """Return the model under FSDP2, or under DDP if it has a 0-d parameter, which FSDP2 refuses."""
     if any(each.ndim == 0 for each in model.parameters()):
         return DistributedDataParallel(model)
     for module in reversed(list(model.modules())):  # the innermost first
@@ -42,7 +42,7 @@ def _reference(model: nn.Module) -> nn.Module:
 
 
 def _steps(model: nn.Module, name: str, rank: int) -> list[Any]:
-    """The losses and gradients of three steps."""
+    """Return the losses and gradients of three steps."""
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
     for step in range(3):
         loss = model(**_build(name, 2 * step + rank)[1]).loss
@@ -60,14 +60,14 @@ PREPARED: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def trained_transformer(rank: int, name: str, how: str = "shard") -> dict[str, Any]:
-    """What training gives for a model of the zoo under FSDP2 in eager, and jitted."""
+    """Return the results of training a model of the zoo under FSDP2 in eager, and jitted."""
     warnings.simplefilter("ignore")  # transformers'
     reference, jitted = _reference(_build(name, 0)[0]), PREPARED[how](_build(name, 0)[0])
     return {"eager": _steps(reference, name, rank), "forge": _steps(jitted, name, rank)}
 
 
 class Autocast(nn.Module):
-    """A model that runs under autocast, whose casts of weights are those of one forward."""
+    """A model that runs under autocast, which caches casts of weights for one forward."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Autocast(nn.Module):
 
 
 def under_autocast(rank: int) -> dict[str, Any]:
-    """What a step under autocast gives under FSDP2 in eager, and jitted."""
+    """Return the results of a step under autocast under FSDP2 in eager, and jitted."""
     jitted = forge.jit(shard(_model(Llama), policy=SMALL), numerics="eager")
     found = {
         how: _train(Autocast(model), rank, steps=1)
@@ -89,7 +89,7 @@ def under_autocast(rank: int) -> dict[str, Any]:
 
 
 def with_a_default_device(rank: int) -> dict[str, Any]:
-    """What training with a default device gives under FSDP2 in eager, and jitted."""
+    """Return the results of training with a default device under FSDP2 in eager, and jitted."""
     torch.set_default_device("cpu")
     try:
         jitted = forge.jit(shard(_model(Uneven), policy=SMALL))
@@ -102,7 +102,7 @@ def with_a_default_device(rank: int) -> dict[str, Any]:
 
 
 class Entries(nn.Module):
-    """A model that is called by other methods than its forward, and by its own forward."""
+    """A model called through methods other than its forward, and through its forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,8 @@ ENTRIES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 
 
 def entered(rank: int, entry: str) -> dict[str, Any]:
-    """Results and gradients of an entry of a plain model, a sharded one and a jitted one; what attributes are after."""
+    """Return results and gradients of an entry of a plain, a sharded and a jitted model, and the state of attributes
+    afterwards."""
     found: dict[str, Any] = {"outside": []}
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
     for how, prepare in (("plain", lambda model: model), ("eager", shard), ("forge", lambda m: forge.jit(shard(m)))):
@@ -160,7 +161,8 @@ def entered(rank: int, entry: str) -> dict[str, Any]:
 
 
 def interrupted(rank: int) -> list[str]:
-    """What an attribute of a jitted model is after a forward that raises after a graph break, and after another one."""
+    """Return the state of an attribute of a jitted model after a forward that raises after a graph break, and after
+    another one."""
 
     class Raises(nn.Module):
         def __init__(self) -> None:
@@ -183,7 +185,7 @@ def interrupted(rank: int) -> list[str]:
 
 
 def generated(rank: int) -> dict[str, Any]:
-    """The tokens that a T5 generates, and what its encoder alone gives: plain, sharded, and jitted."""
+    """Return the tokens that a T5 generates, and the results of its encoder: plain, sharded, and jitted."""
     warnings.simplefilter("ignore")
     found, words = {}, torch.arange(3, 11).view(1, 8)
     for how, prepare in (("plain", lambda model: model), ("eager", shard), ("forge", lambda m: forge.jit(shard(m)))):
@@ -222,8 +224,8 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 
 
 def changed(rank: int, change: str) -> dict[str, Any]:
-    """What training gives after a change of the model: under FSDP2, whose models change before they run, and jitted,
-    after a step that changes nothing."""
+    """Return the results of training after a change of the model: under FSDP2, changed before it runs, and jitted,
+    changed after a step."""
     reference, jitted = _fsdp2(_model(Llama)), forge.jit(shard(_model(Llama), policy=SMALL))
     jitted(torch.arange(8).view(2, 4)).sum().backward()
     jitted.zero_grad()
@@ -233,8 +235,8 @@ def changed(rank: int, change: str) -> dict[str, Any]:
 
 
 def without_a_bias(rank: int) -> dict[str, list[Any]]:
-    """The results of a plain layer, a sharded one and a jitted one whose bias is None, and whether they have one once
-    it is deleted."""
+    """Return the results of a plain, a sharded and a jitted layer whose bias is None, and whether they have one after
+    its deletion."""
     found: dict[str, list[Any]] = {"results": [], "there": []}
     for prepare in (lambda model: model, shard, lambda model: forge.jit(shard(model))):
         model = prepare(_model(lambda: nn.Linear(3, 3)))
@@ -247,7 +249,7 @@ def without_a_bias(rank: int) -> dict[str, list[Any]]:
 
 
 def whole_numbers(rank: int) -> list[torch.dtype]:
-    """The dtypes in which a forward reads parameters of integers and of numbers, under param_dtype."""
+    """Return the dtypes in which a forward reads integer and floating point parameters, under param_dtype."""
 
     class Coded(nn.Module):
         def __init__(self) -> None:

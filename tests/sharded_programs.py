@@ -33,7 +33,7 @@ SMALL = ShardPolicy(bucket_mb=0.004, prefetch_mb=0.004)  # several messages for 
 
 
 class Uneven(nn.Module):
-    """Parameters whose rows two processes do not share evenly, or are fewer."""
+    """A module with parameters whose rows two processes do not share evenly, or are fewer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Frozen(Llama):
 
 
 class Checkpointed(Llama):
-    """Each layer is computed again in the backward."""
+    """A module in which the backward recomputes each layer."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
@@ -69,7 +69,7 @@ class Checkpointed(Llama):
 
 
 class Mixed(nn.Module):
-    """Parameters of two dtypes, of which each other one is gathered with the next."""
+    """A module with parameters of two dtypes, every other one of which is gathered with the next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,8 +120,8 @@ def _fsdp2(model: nn.Module, **options: Any) -> nn.Module:
 
 
 def _train(model: nn.Module, rank: int, micro_batches: int = 1, steps: int = 3, *, clips: bool = True) -> list[Any]:
-    """Losses, norms and gradients of some steps, and the parameters after them. clips: torch takes gradients of one
-    mesh only."""
+    """Return losses, norms and gradients of some steps, and the parameters after them. clips: torch clips gradients of
+    one mesh only."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(rank)
     found: list[Any] = []
@@ -152,7 +152,7 @@ def trained(
     executors: list[str] | None = None,
     **policy: Any,
 ) -> dict[str, Any]:
-    """What training gives under FSDP2, sharded in eager, and sharded and jitted."""
+    """Return the results of training under FSDP2, sharded in eager, and sharded and jitted."""
     dtypes = dtypes or {}
     reference = _fsdp2(_model(MODELS[kind]), **({"mp_policy": MixedPrecisionPolicy(**dtypes)} if dtypes else {}))
     chosen = ShardPolicy(**{"bucket_mb": SMALL.bucket_mb, "prefetch_mb": SMALL.prefetch_mb, **dtypes, **policy})
@@ -167,7 +167,7 @@ def trained(
 
 
 def trained_small_transformer(rank: int) -> dict[str, Any]:
-    """A Llama of transformers under FSDP2, and sharded and jitted."""
+    """Return the results of training a Llama of transformers under FSDP2, and sharded and jitted."""
     import transformers  # other programs do without
 
     config = transformers.LlamaConfig(
@@ -194,7 +194,7 @@ def trained_small_transformer(rank: int) -> dict[str, Any]:
 
 
 def with_a_number(rank: int) -> list[torch.Tensor]:
-    """The gradient of a parameter without dims, averaged by hand, sharded in eager, and jitted."""
+    """Return the gradient of a 0-d parameter, averaged by hand, sharded in eager, and jitted."""
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -214,7 +214,8 @@ def with_a_number(rank: int) -> list[torch.Tensor]:
 
 
 def with_a_graph_break(rank: int) -> dict[str, Any]:
-    """A model part of which runs in eager, sharded in eager and jitted; whether attributes are DTensors outside."""
+    """Return the results of a model part of which runs in eager, sharded in eager and jitted, and whether its
+    attributes are DTensors outside."""
     eager, jitted = shard(_model(Broken)), forge.jit(shard(_model(Broken)))
     outside = type(jitted.mix.weight).__name__
     return {
@@ -233,7 +234,7 @@ def without_gradients(rank: int) -> dict[str, Any]:
 
 
 class Scaled(nn.Module):
-    """Parameters of several rows, of one, and of none."""
+    """A module with parameters of several rows, of one row, and of none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +256,8 @@ def _penalized(model: nn.Module, x: torch.Tensor, order: int) -> list[torch.Tens
 
 
 def _penalized_as_one(model: nn.Module, batches: list[torch.Tensor], order: int) -> list[torch.Tensor]:
-    """Return them as one process computes them: of the sum of the processes' values, divided by their number."""
+    """Return the derivatives as one process computes them: of the sum of the processes' values, divided by their
+    number."""
     params = list(model.parameters())
     total = sum(model(x).square().sum() for x in batches)
     for _ in range(order - 1):
@@ -265,7 +267,7 @@ def _penalized_as_one(model: nn.Module, batches: list[torch.Tensor], order: int)
 
 
 def higher_gradients(rank: int, order: int) -> dict[str, list[torch.Tensor]]:
-    """Derivatives of this order by parameters: of one process, and sharded, in eager and jitted."""
+    """Return derivatives of this order with respect to parameters: of one process, and sharded, in eager and jitted."""
     batches = list(torch.randn(2, 4, 3))
     return {
         "one": _penalized_as_one(_model(Scaled), batches, order),
@@ -275,7 +277,7 @@ def higher_gradients(rank: int, order: int) -> dict[str, list[torch.Tensor]]:
 
 
 def transformed_by_torch_func(rank: int) -> dict[str, list[torch.Tensor]]:
-    """Results of torch's transforms of a model: as it is, and sharded, in eager and jitted."""
+    """Return results of torch's transforms of a model: as it is, and sharded, in eager and jitted."""
     x = torch.randn(4, 3)
     models = {"one": _model(Scaled), "eager": shard(_model(Scaled)), "forge": forge.jit(shard(_model(Scaled)))}
     return {
@@ -290,7 +292,7 @@ def transformed_by_torch_func(rank: int) -> dict[str, list[torch.Tensor]]:
 
 
 def converted_inputs(rank: int) -> list[torch.dtype]:
-    """The dtypes of a result, of a parameter and of its gradient under param_dtype, of inputs of another dtype."""
+    """Return the dtypes of a result, a parameter and its gradient under param_dtype, for inputs of another dtype."""
     model = forge.jit(shard(nn.Linear(4, 4), policy=ShardPolicy(param_dtype=torch.bfloat16)))
     out = model(torch.ones(2, 4))
     out.sum().backward()
@@ -298,7 +300,8 @@ def converted_inputs(rank: int) -> list[torch.dtype]:
 
 
 def unequal_batches(rank: int) -> dict[str, list[torch.Tensor]]:
-    """What training gives with batches and lengths that differ by process: under FSDP2, sharded, and under DDP."""
+    """Return the results of training with batches and lengths that differ by process: under FSDP2, sharded, and under
+    DDP."""
 
     def train(model: nn.Module) -> list[torch.Tensor]:
         optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
@@ -324,7 +327,7 @@ def unequal_batches(rank: int) -> dict[str, list[torch.Tensor]]:
 
 
 def _on_two_dims(how: str, mesh: DeviceMesh, plan: str) -> nn.Module:
-    """The model with products cut along one dim of a mesh, and its parameters along the other one."""
+    """Return the model with products sharded along one dim of a mesh, and its parameters along the other."""
     torch.manual_seed(0)
     model = Llama()
     in_layers, outside = PLANS[plan]
@@ -338,7 +341,7 @@ def _on_two_dims(how: str, mesh: DeviceMesh, plan: str) -> nn.Module:
 
 
 def trained_on_two_dims(rank: int, shape: tuple[int, int], plan: str) -> dict[str, Any]:
-    """What training gives under FSDP2, in eager and jitted, and how the parameters are placed."""
+    """Return the results of training under FSDP2, in eager and jitted, and the parameters' placements."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
     models = {how: _on_two_dims(how, mesh, plan) for how in ("fsdp2", "eager", "forge")}
     results = {how: _train(model, rank // shape[1], clips=plan == "sequence") for how, model in models.items()}
@@ -347,7 +350,8 @@ def trained_on_two_dims(rank: int, shape: tuple[int, int], plan: str) -> dict[st
 
 
 def trained_as_replicas(rank: int, shape: tuple[int, int], kind: str = "Uneven") -> dict[str, Any]:
-    """What training gives on a mesh whose first dim has replicas (HSDP), under FSDP2, in eager and jitted."""
+    """Return the results of training on a mesh whose first dim has replicas (HSDP), under FSDP2, in eager and
+    jitted."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     policy = ShardPolicy(bucket_mb=SMALL.bucket_mb, prefetch_mb=SMALL.prefetch_mb, reduce_dtype=torch.float32)
     mixed = MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -363,7 +367,7 @@ def trained_as_replicas(rank: int, shape: tuple[int, int], kind: str = "Uneven")
 
 
 def checkpoints_of_two_dims(rank: int, folder: str) -> bool:
-    """Whether a sharded model reads the checkpoint of FSDP2's bit for bit, and the other way round."""
+    """Return whether a sharded model reads FSDP2's checkpoint bit for bit, and the other way round."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
     same = []
     for write, read in (("fsdp2", "forge"), ("forge", "fsdp2")):
@@ -384,7 +388,7 @@ def checkpoints_of_two_dims(rank: int, folder: str) -> bool:
 
 @contextlib.contextmanager
 def _recorded() -> Iterator[list[tuple[str, list[tuple[int, ...]]]]]:
-    """Record the collectives of this process, in the order in which they start, with the shapes that are sent."""
+    """Record the collectives of this process, in the order in which they start, with the shapes of the sent tensors."""
     told: list[tuple[str, list[tuple[int, ...]]]] = []
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in (
@@ -406,7 +410,7 @@ _SAME_EXECUTORS = "Frozen", "Checkpointed"  # models of which other executors ga
 
 
 def order_of_messages(rank: int, kind: str, bucket_mb: float) -> tuple[list[Any], list[Any]]:
-    """The collectives of a step, where the processes' executors differ, and what training gives."""
+    """Return the collectives of a step in which the processes' executors differ, and the results of training."""
     policy = ShardPolicy(bucket_mb=bucket_mb, prefetch_mb=bucket_mb)
     executors = ["torch"] if rank and kind not in _SAME_EXECUTORS else ["inductor", "torch"]
     jitted = forge.jit(shard(_model(MODELS[kind]), policy=policy), executors=executors, cache=False)
@@ -416,7 +420,8 @@ def order_of_messages(rank: int, kind: str, bucket_mb: float) -> tuple[list[Any]
 
 
 def messages_in_text(rank: int, **policy: Any) -> dict[str, list[tuple[str, list[str]]]]:
-    """The calls of the final forward and backward that start and await messages, or read a parameter in a product."""
+    """Return the calls of the final forward and backward that start and await messages, or read a parameter in a
+    product."""
     jitted = forge.jit(shard(_model(Llama), policy=ShardPolicy(**policy)), executors=["torch"])
     _train(jitted, rank, steps=1)
     compiled = handle_of(jitted).latest
@@ -440,7 +445,8 @@ def messages_in_text(rank: int, **policy: Any) -> dict[str, list[tuple[str, list
 
 
 def checkpointed(rank: int, folder: str) -> dict[str, Any]:
-    """Whether a checkpoint of FSDP2 is read by a sharded model bit for bit, one of that by FSDP2, and whole states."""
+    """Return whether a sharded model reads FSDP2's checkpoint bit for bit, FSDP2 that of the model, and both whole
+    states."""
 
     def fsdp2() -> nn.Module:
         return _fsdp2(Uneven())
@@ -528,7 +534,7 @@ def refused(rank: int, what: str) -> str:
 
 
 def copied(rank: int) -> list[list[Any]]:
-    """What training gives for a sharded model and its deep copy."""
+    """Return the results of training a sharded model and its deep copy."""
     model = shard(_model(Llama), policy=SMALL)
     twin = copy.deepcopy(model)
     return [_train(forge.jit(model), rank), _train(forge.jit(twin), rank)]

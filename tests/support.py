@@ -1,4 +1,4 @@
-"""Helpers of the OpInfo tests: instances, copies of samples, comparison with eager."""
+"""The helpers of the OpInfo tests: instances, copies of samples, comparison with eager."""
 
 import difflib
 import re
@@ -33,7 +33,8 @@ ALIGNED = 64  # elements: kernels tell no more of an address apart
 
 
 def chosen_opinfos(config: pytest.Config) -> list[OpInfo]:
-    """Every OpInfo, or those that --op names. Raises pytest.UsageError for an unknown name, with the near ones."""
+    """Return every OpInfo, or those that --op names. Raises pytest.UsageError for an unknown name, with similar
+    ones."""
     infos = {info.name: info for info in all_opinfos()}
     names = config.getoption("--op")
     for name in names:
@@ -44,7 +45,7 @@ def chosen_opinfos(config: pytest.Config) -> list[OpInfo]:
 
 
 def default_dtypes(info: OpInfo) -> list[torch.dtype]:
-    """One float, one half precision, one integer, one complex dtype of those that the op has; the others are slow."""
+    """Return one float, one half precision, one integer and one complex dtype of the op's; the others are slow."""
     groups = (
         (torch.float32, torch.float64),
         (torch.bfloat16, torch.float16),
@@ -56,7 +57,7 @@ def default_dtypes(info: OpInfo) -> list[torch.dtype]:
 
 
 def main_dtype(info: OpInfo) -> torch.dtype:
-    """The one dtype for tests that do not depend on it."""
+    """Return the dtype for tests that do not depend on it."""
     return default_dtypes(info)[0]
 
 
@@ -65,8 +66,8 @@ def short(dtype: torch.dtype) -> str:
 
 
 def samples(info: OpInfo, device: str, dtype: torch.dtype) -> Iterator[Sample]:
-    """The op's samples, the same ones every time, without those that eager refuses because they are complex. None at
-    all is a failure, as is one that eager refuses for another reason; a GPU's own refusals have directives."""
+    """Yield the op's samples, the same ones every time, except those that eager refuses because they are complex. No
+    sample at all is a failure, as is one that eager refuses for another reason; refusals by a GPU have directives."""
     found = all_samples(info, device, dtype)
     if dtype.is_complex:
         found = [sample for sample in found if refusal(info, sample) is None]
@@ -78,7 +79,7 @@ def samples(info: OpInfo, device: str, dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def all_samples(info: OpInfo, device: str, dtype: torch.dtype) -> list[Sample]:
-    """The op's samples, the same ones every time."""
+    """Return the op's samples, the same ones every time."""
     seed(0)
     return list(info.samples(info, torch.device(device), dtype))
 
@@ -95,7 +96,7 @@ def refusal(info: OpInfo, sample: Sample) -> Exception | None:
 
 
 def fail_for_refused_samples(info: OpInfo, found: Sequence[Sample]) -> None:
-    """Fails for the first sample that eager refuses, other than for want of a kernel: it is a mistake of the OpInfo."""
+    """Fail at the first sample that eager refuses for any reason but a missing kernel: it is an error of the OpInfo."""
     with torch.random.fork_rng(devices=[]):  # a test's random values stay what they are
         refused = ((sample, refusal(info, sample)) for sample in found)
         for sample, error in refused:
@@ -104,7 +105,7 @@ def fail_for_refused_samples(info: OpInfo, found: Sequence[Sample]) -> None:
 
 
 def in_words(sample: Sample) -> str:
-    """`(f32[2, 3], dim=1)`."""
+    """Return a sample as text: `(f32[2, 3], dim=1)`."""
     args, kwargs = _pytree.tree_map(
         lambda leaf: UnquotedText(short_type(leaf)) if isinstance(leaf, torch.Tensor) else leaf,
         (sample.args, sample.kwargs),
@@ -113,24 +114,24 @@ def in_words(sample: Sample) -> str:
 
 
 class UnquotedText(str):
-    """A text whose repr is itself."""
+    """A string whose repr is itself."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a nest, in the order in which a trace takes them as inputs."""
+    """Return the tensors of a nest, in the order in which a trace takes them as inputs."""
     return [leaf for leaf in _pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """The nest with `function` applied to its tensors."""
+    """Return the nest with `function` applied to its tensors."""
     return _pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, expanded dims included, and as much or as little aligned, in memory of its own."""
+    """Return a copy in new memory with the same strides, expanded dims included, and the same alignment."""
     if tensor.numel() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     reach = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -141,13 +142,13 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_of(sample: Sample) -> Sample:
-    """The sample with tensors of its own."""
+    """Return the sample with copied tensors."""
     args, kwargs = map_tensors(copied, (sample.args, sample.kwargs))
     return Sample(args, kwargs)
 
 
 def run_eager(info: OpInfo, sample: Sample) -> Any:
-    """Return the op's result in eager. Skip the test where eager has no kernel for the dtype on this device."""
+    """Return the op's result in eager. Skip the test if eager has no kernel for the dtype on this device."""
     seed(1)
     try:
         return (info.reference or info.op)(*sample.args, **sample.kwargs)
@@ -158,7 +159,7 @@ def run_eager(info: OpInfo, sample: Sample) -> Any:
 
 
 def tolerance(info: OpInfo, test: str, executor: str, device: str, dtype: torch.dtype) -> tuple[float, float] | None:
-    """(rtol, atol) of the op's own directive, or None."""
+    """Return (rtol, atol) of the op's own directive, or None."""
     for directive in info.directives:
         if directive.kind == "tolerance" and directive.applies(test, executor, device, dtype):
             return directive.tolerance
@@ -168,7 +169,7 @@ def tolerance(info: OpInfo, test: str, executor: str, device: str, dtype: torch.
 def directive_marks(
     info: OpInfo, test: str, executor: str | None, device: str, dtype: torch.dtype | None
 ) -> list[pytest.MarkDecorator]:
-    """The marks of the op's own directives: what is not run, and what must fail, each with its reason."""
+    """Return the marks of the op's own directives: skips and expected failures, each with its reason."""
     made = {"skip": pytest.mark.skip, "xfail": partial(pytest.mark.xfail, strict=True)}
     return [
         made[directive.kind](reason=directive.reason)
@@ -178,7 +179,8 @@ def directive_marks(
 
 
 def assert_same(actual: Any, expected: Any, *, within: tuple[float, float] | None = None, stride: bool = False) -> None:
-    """Values, shapes, dtypes, devices and the nest are the same; `within` widens the dtype's own tolerance."""
+    """Check that values, shapes, dtypes, devices and the nest are the same; `within` widens the dtype's own
+    tolerance."""
     if isinstance(expected, torch.Tensor):
         assert isinstance(actual, torch.Tensor), f"expected a tensor, got {actual!r}"
         rtol, atol = within or TOLERANCE.get(expected.dtype, (0, 0))
@@ -197,7 +199,8 @@ def assert_same(actual: Any, expected: Any, *, within: tuple[float, float] | Non
 def assert_same_flow(
     actual: Any, expected: Any, *, within: tuple[float, float] | None = None, stride: bool = False
 ) -> None:
-    """The same outputs, gradients and inputs whose gradient is refused; `stride`: outputs with the same strides."""
+    """Check that outputs, gradients, and inputs with a refused gradient are the same; `stride`: outputs have the same
+    strides."""
     assert_same(actual.outputs, expected.outputs, within=within, stride=stride)
     assert actual.refused == expected.refused
     for one, other in zip(actual.gradients, expected.gradients, strict=True):
@@ -207,7 +210,7 @@ def assert_same_flow(
 
 
 def around(op: Callable) -> Callable:
-    """The op between pointwise calls that change neither dtype nor range much."""
+    """Return the op between pointwise calls that change neither dtype nor range much."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return _pytree.tree_map(_scaled, op(*args, **kwargs))
@@ -220,7 +223,7 @@ def _scaled(x: Any) -> Any:
 
 
 def assert_same_metadata(actual: Any, expected: Any, what: str = "") -> None:
-    """Two tensors, or a proxy and a tensor, or nests of them, agree in shape, dtype and device."""
+    """Check that two tensors, or a proxy and a tensor, or nests of them, agree in shape, dtype and device."""
     if isinstance(expected, (tuple, list)):
         assert isinstance(actual, (tuple, list)) and len(actual) == len(expected), f"{what}: {actual} for {expected}"
         for one, other in zip(actual, expected, strict=True):
@@ -232,7 +235,7 @@ def assert_same_metadata(actual: Any, expected: Any, what: str = "") -> None:
 
 
 def gives_unspecified_values(trace: Trace) -> bool:
-    """Return whether an output is uninitialized memory (torch.empty), so that only its metadata can be compared."""
+    """Return whether an output is uninitialized memory (torch.empty), whose metadata alone can be compared."""
     return any(
         Tag.UNINITIALIZED in maker.symbol.tags for maker in _makers(trace.bound_symbols, set(trace.output_names))
     )

@@ -1,4 +1,4 @@
-"""Tools of the benchmarks; nothing here takes time itself."""
+"""The tools of the benchmarks; nothing here is really timed."""
 
 import gzip
 import json

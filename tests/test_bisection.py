@@ -1,4 +1,4 @@
-"""forge.bisect names who makes the difference."""
+"""The search for a difference's cause by forge.bisect."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""forge trace, explain, bench, export and run; help, completion, errors in one line. Tests of the kernels' commands:
-tests/hub."""
+"""The commands forge trace, explain, bench, export and run; help, completion, errors in one line. The tests of the
+kernels' commands are in tests/hub."""
 
 import importlib
 import inspect
@@ -99,7 +99,7 @@ LAYER = (  # a layer of torch's that the user's code makes
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with two files; what is imported from there is forgotten afterwards."""
+    """Yield the current folder, with two files; modules imported from it are forgotten afterwards."""
     (tmp_path / "programs.py").write_text(PROGRAMS)
     (tmp_path / "given.py").write_text(
         "import torch\n\ndef forge_inputs():\n    return torch.ones(3, 4), torch.ones(4, 5)\n\n"
@@ -247,7 +247,7 @@ def test_an_error_is_one_line_that_names_the_argument(
 def test_a_value_of_a_wrong_type_is_told_in_the_words_of_a_command_line(
     line: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Newer versions of typer would say what pydantic does: Input should be a valid integer."""
+    """Newer versions of typer would print pydantic's message: Input should be a valid integer."""
     command = "forge " + line.partition(" x" if " x" in line else " --")[0]
     assert run(capsys, *line.split()) == (2, "", f"{command}: invalid value for {said} ({command} --help)\n")
 

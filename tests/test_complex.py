@@ -1,7 +1,7 @@
-"""Complex numbers: which operations take them, and that those which torch refuses are refused.
+"""Complex numbers: the operations that accept them, and the refusals of torch.
 
-What an operation that takes them gives, and its gradient, is tested with the other dtypes in test_ops.py; here real
-operands meet complex ones, and forge's own functions that tell the two apart are tested.
+Their results and gradients are tested with the other dtypes in test_ops.py. The tests here mix real and complex
+operands, and test forge's own functions that distinguish the two.
 """
 
 import pytest
@@ -31,7 +31,8 @@ def _differentiates(info: OpInfo, sample: Sample) -> bool:
 
 @pytest.mark.one_in(3)
 def test_an_op_takes_complex64_where_torch_does(info: OpInfo) -> None:
-    """Where torch differentiates a sample, or runs them all and has no gradient; what torch refuses forge refuses."""
+    """torch differentiates a sample, or runs them all without a gradient; forge refuses the samples that torch
+    refuses."""
     try:
         found = all_samples(info, "cpu", torch.complex64)
     except (RuntimeError, TypeError) as reason:
@@ -57,7 +58,8 @@ def test_an_op_takes_complex64_where_torch_does(info: OpInfo) -> None:
 @pytest.mark.parametrize("executor", ["torch", "torch-prims"])
 @pytest.mark.one_in(3)
 def test_a_real_operand_among_complex_ones(info: OpInfo, executor: str) -> None:
-    """Each operand of the first sample made real in turn: eager's values and gradients, real ones of the real one."""
+    """Each operand of the first sample is made real in turn: eager's values and gradients, with real ones for the real
+    operand."""
     for sample in all_samples(info, "cpu", torch.complex128)[:1]:
         count = sum(tensor.is_complex() for tensor in tensors_in((sample.args, sample.kwargs)))
         for position in range(count if count > 1 else 0):
@@ -65,7 +67,7 @@ def test_a_real_operand_among_complex_ones(info: OpInfo, executor: str) -> None:
 
 
 def _with_real(sample: Sample, position: int) -> Sample:
-    """The sample with the real part of one of its complex tensors."""
+    """Return the sample with the real part of one of its complex tensors."""
     remaining = iter(range(100))
 
     def choose(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""The documents tell the truth: their code prints what they say it prints, their diff applies, their paths exist.
+"""The correctness of the documents: their code prints the printed text, their diff applies, their paths exist.
 
 In a document a block marked `python` is run, all blocks of a document in one namespace and in one folder, which is
-empty but for examples/; a block marked `python printed` or `text printed` is what the block before it prints. A block
-marked with a language and a path is a file of that folder, `diff applied` changes files, and `console` is commands,
-each with what it prints. `pytest tests/test_docs.py --update-golden` writes what is printed now.
+empty except for examples/; a block marked `python printed` or `text printed` is the output of the block before it. A
+block marked with a language and a path is a file of that folder, `diff applied` changes files, and `console` has
+commands with their output. `pytest tests/test_docs.py --update-golden` writes the current output.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | 
 
 
 def _run(code: str, scope: dict, document: str, number: int) -> str:
-    """Return the text that a block prints. Traces quote its lines as example.py's."""
+    """Return the output of a block. Traces quote its lines as example.py's."""
     path = f"{document}/{number}/example.py"
     linecache.cache[path] = (len(code), None, code.splitlines(True), path)
     printed = io.StringIO()
@@ -61,7 +61,7 @@ def _run(code: str, scope: dict, document: str, number: int) -> str:
 
 
 def _with_what_is_printed(document: str) -> str:
-    """The document's text with every printed block as the code prints it now."""
+    """Return the document's text with the current output in every printed block."""
     name = re.sub(r"\W", "_", document)  # its own: Dynamo keeps the first module that it found by a name
     module = sys.modules[name] = types.ModuleType(name)
     printed = ""
@@ -86,7 +86,7 @@ def _with_what_is_printed(document: str) -> str:
 
 
 def _with_answers(commands: str) -> str:
-    """Lines that begin with a $, each with what it prints to standard output and error, on whatever machine."""
+    """Return lines that begin with a $, each with its standard output and error, independent of the machine."""
     answered = ""
     for command in re.findall(r"^\$ (.*)$", commands, re.MULTILINE):
         ran = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -96,7 +96,7 @@ def _with_answers(commands: str) -> str:
 
 
 def _apply(diff: str, folder: Path, *options: str) -> None:
-    """Raises AssertionError where the diff does not follow the files it changes."""
+    """Apply a diff. Raises AssertionError if it does not match the files that it changes."""
     outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
     command = ["git", "apply", "--whitespace=error-all", *options, "-"]
     found = subprocess.run(command, cwd=folder, env=outside, input=diff, text=True, capture_output=True, check=False)
@@ -104,7 +104,7 @@ def _apply(diff: str, folder: Path, *options: str) -> None:
 
 
 def _renumbered(text: str) -> str:
-    """The objects that traces hold, which are numbered over the whole process, numbered over the document."""
+    """Return a text with the objects of traces, numbered over the process, renumbered over the document."""
     numbers: dict[str, int] = {}
     return re.sub(
         r"printed_object\((\d+)\)", lambda match: f"printed_object({numbers.setdefault(match[1], len(numbers))})", text
@@ -113,7 +113,7 @@ def _renumbered(text: str) -> str:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own, where `forge` and `python` are commands and forge keeps what it knows."""
+    """Make a separate folder, in which `forge` and `python` are commands and forge keeps its caches."""
     folder, commands = tmp_path / "folder", tmp_path / "commands"
     folder.mkdir()
     commands.mkdir()
@@ -136,7 +136,7 @@ NEEDS_KERNELS = {
 
 
 def _needs(document: str) -> None:
-    """Skips a document of kernels where there are no means for them."""
+    """Skip a document about kernels if their tools are missing."""
     if document in NEEDS_KERNELS:
         pytest.importorskip("kernels", reason="needs the extra: pip install forge-jit[hub]")
     if document == "docs/how-to/recipes.md":
@@ -180,8 +180,8 @@ WHOLE = {  # models that are jitted whole have a forward, and jit nothing themse
 @pytest.mark.usefixtures("workplace")
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_recipe_for_lightning_prints_what_it_says(whole: bool) -> None:
-    """In a test of its own, which is skipped where that is not installed. whole: the LightningModule itself is jitted,
-    as the text says below the code."""
+    """The recipe has its own test because Lightning may not be installed. whole: the LightningModule itself is jitted,
+    as the text below the code says."""
     pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
     blocks = [(match["info"], match["text"]) for match in BLOCK.finditer((ROOT / "docs/how-to/recipes.md").read_text())]
     place = [info for info, _ in blocks].index("python train_lightning.py")
@@ -297,7 +297,7 @@ def test_from_scratch_runs() -> None:
 
 @pytest.mark.slow
 def test_the_diff_of_adding_an_op_adds_it(tmp_path: Path) -> None:
-    """At most four files and four places, and every test of the op passes."""
+    """The diff has at most four files and four places, and every test of the op passes."""
     assert _diff().count("\n+++ ") <= 4
     assert _diff().count("\n@@ ") <= 5, "four places, and an import"
     copy = _copy_with(_diff(), tmp_path)
@@ -350,7 +350,7 @@ def _copy_with(diff: str, where: Path, *exclude: str) -> Path:
 
 
 def _python(where: Path, *arguments: str, fails: bool = False) -> subprocess.CompletedProcess:
-    """A Python process that finds the package in `where`, and fails or not as it should."""
+    """Run a Python process that finds the package in `where`, and check that it fails if it should."""
     environment = {**os.environ, "PYTHONPATH": str(where)}
     found = subprocess.run(
         [sys.executable, *arguments], cwd=where, env=environment, capture_output=True, text=True, check=False

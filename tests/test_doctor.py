@@ -1,4 +1,4 @@
-"""forge doctor says what it finds on the machine, and what is wrong."""
+"""The report of forge doctor on the machine, and the problems it finds."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Double backward of every OpInfo: torch.autograd.gradgradcheck in float64, and eager's own second gradients.
+"""The double backward of every OpInfo: torch.autograd.gradgradcheck in float64, and eager's own second gradients.
 
 Every op for which eager's gradgradcheck passes is checked; a few of them by default, all under the `slow` marker.
 """
@@ -47,7 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.one_in(4)
 def test_second_gradients(info: OpInfo) -> None:
-    """As eager's, and as finite differences say, for every sample whose second gradients eager has."""
+    """They equal eager's, and finite differences, for every sample with second gradients in eager."""
     for sample in samples(info, "cpu", info.precise):
         call = _Call(info, sample)
         if not call.inputs or not call.passes(info.reference or info.op):
@@ -74,7 +74,7 @@ AT_ZERO = {
 
 @pytest.mark.parametrize("name", AT_ZERO)
 def test_higher_gradients_at_zero(name: str) -> None:
-    """Of functions that are smooth there, and whose formulas have |x|, which is not."""
+    """The functions are smooth there, although their formulas contain |x|, which is not."""
 
     def gradients(function: Callable) -> list[torch.Tensor]:
         x = torch.tensor([0.0, -0.0, 0.3, -0.7], dtype=torch.float64, requires_grad=True)
@@ -101,7 +101,7 @@ def test_the_second_gradient_of_sinc_at_zero() -> None:
 
 
 class _Call:
-    """A sample as a function of its float inputs, which is given clones of them: an op may change its arguments."""
+    """A sample as a function of its float inputs, which gets clones of them: an op may change its arguments."""
 
     def __init__(self, info: OpInfo, sample: Sample) -> None:
         self.sample = copy_of(sample)
@@ -119,7 +119,7 @@ class _Call:
         return tuple(out for out in outputs if out.requires_grad and out.is_floating_point())
 
     def passes(self, function: Callable) -> bool:
-        """Return whether gradgradcheck passes; eager raises where it has no second gradient."""
+        """Return whether gradgradcheck passes; eager raises if it has no second gradient."""
         try:
             if not self.run(function, *self.inputs):
                 return False
@@ -130,7 +130,7 @@ class _Call:
             return False
 
     def second(self, function: Callable) -> list[torch.Tensor]:
-        """Gradients of a sum of the gradients, with random weights, zeros where there are none."""
+        """Return gradients of a sum of the gradients, with random weights and zeros for missing ones."""
         outputs = self.run(function, *self.inputs)
         weights = _random(outputs, 2)
         gradients = torch.autograd.grad(

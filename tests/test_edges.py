@@ -1,7 +1,7 @@
-"""Gradients at the edges: of 0, infinity, nan, what is huge or tiny, and ties, against eager's.
+"""Gradients at the edges: at 0, infinity, nan, huge or tiny values, and ties, against eager's.
 
-The usual run takes one dtype of each op and fewer values, the slow one all. `pytest tests/test_edges.py --op max` runs
-everything about one op.
+The default run tests one dtype of each op with fewer values, the slow one all. `pytest tests/test_edges.py --op max`
+runs everything about one op.
 """
 
 import math
@@ -71,13 +71,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _fills(count: int) -> Iterator[tuple[Sequence[float], int]]:
-    """Values to draw from, and a seed: `count` for each of the pools."""
+    """Yield values to draw from, and a seed: `count` for each of the pools."""
     yield from (((value,), 0) for value in ALIKE)
     yield from ((pool, seed) for pool in POOLS for seed in range(count))
 
 
 def _filled(sample: Sample, pool: Sequence[float], seed: int) -> Sample:
-    """The sample with other values in its tensors of floats, which require a gradient."""
+    """Return the sample with other values in its tensors of floats, which require a gradient."""
     draw = random.Random(seed)
 
     def fill(x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ def _filled(sample: Sample, pool: Sequence[float], seed: int) -> Sample:
 
 
 def _gradients(op: Any, sample: Sample) -> tuple:
-    """Of all tensors that require one; each element of the results has a weight of its own."""
+    """Return the gradients of all tensors that require one; each element of the results has its own weight."""
     results = [x for x in _pytree.tree_leaves(op(*sample.args, **sample.kwargs)) if isinstance(x, torch.Tensor)]
     flowing = [x for x in results if x.requires_grad]
     weights = [(torch.arange(x.numel()).reshape(x.shape) * 0.5 + 1).to(x.dtype) for x in flowing]

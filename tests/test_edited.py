@@ -1,4 +1,4 @@
-"""forge.jit(edit=folder): what was edited runs in place of what forge generated."""
+"""Edited code under forge.jit(edit=folder): it runs in place of the generated code."""
 
 import logging
 import shutil
@@ -15,7 +15,7 @@ import forge
 
 
 class Gelu(torch.nn.Module):
-    """Reads a constant that has no name, so that it is an object of the file."""
+    """A module that reads a constant without a name, so that it is an object of the file."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""forge.trace, forge.vjp, forge.grad, forge.value_and_grad, against torch.func."""
+"""The functions forge.trace, forge.vjp, forge.grad and forge.value_and_grad, against torch.func."""
 
 import gc
 import linecache
@@ -240,7 +240,7 @@ def test_a_gradient_of_an_integer_is_an_error() -> None:
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The programs that forge.grad and forge.vjp compile."""
+    """Return the programs that forge.grad and forge.vjp compile."""
     seen: list[Any] = []
     compile_program = functional.pipeline.compile
 
@@ -341,7 +341,7 @@ def _sizes() -> tuple[int, int, int]:
 
 
 def _sizes_after_vjps() -> list[tuple[int, int, int]]:
-    """The sizes after five hundred calls, and after five hundred more."""
+    """Return the sizes after five hundred calls, and after five hundred more."""
     x = torch.randn(3)
 
     def run(times: int) -> None:
@@ -360,7 +360,7 @@ def _sizes_after_vjps() -> list[tuple[int, int, int]]:
 
 @pytest.mark.slow
 def test_a_thousand_vjps_leave_nothing_behind() -> None:
-    """In a process of its own: in one that other tests have filled, a table of the interpreter's may be made anew."""
+    """It runs in a separate process: in one filled by other tests, a table of the interpreter may be resized."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         before, after = process.submit(_sizes_after_vjps).result()
     assert after[0] - before[0] < 200 and after[1] == before[1] and after[2] - before[2] < 60_000

@@ -1,6 +1,6 @@
 """Golden prints of each stage of three small programs, kept in tests/golden: a refactor leaves them unchanged.
 
-After a change that is meant to show, `pytest tests/test_golden.py --update-golden` writes the files anew; read the
+After a change that is meant to show, `pytest tests/test_golden.py --update-golden` writes the files anew; review the
 difference before you commit it.
 """
 
@@ -51,7 +51,7 @@ PROGRAMS: dict[str, tuple[Callable, Callable[[], tuple]]] = {
 
 
 def stages(name: str) -> Iterator[Trace]:
-    """Every stage of the program, forward and backward, on torch's executor."""
+    """Yield every stage of the program, forward and backward, on torch's executor."""
     function, inputs = PROGRAMS[name]
     direct = Direct(function, ["torch"])
     outputs = direct(*inputs())
@@ -63,7 +63,7 @@ def stages(name: str) -> Iterator[Trace]:
 
 
 def printed(name: str) -> str:
-    """The stages' text; the first shows its decomposition too."""
+    """Return the stages' text; the first includes its decomposition."""
     texts = [trace.show(2 if number == 0 else 1) for number, trace in enumerate(stages(name))]
     return "\n".join(texts)
 

@@ -1,4 +1,4 @@
-"""No circle of imports has more than three files: a file is read without knowing the others."""
+"""Import cycles: none has more than three files, so that a file is read without knowing the others."""
 
 from collections.abc import Iterable
 
@@ -42,7 +42,7 @@ def packages_of(module: str) -> list[str]:
 
 
 def find_circles(graph: Graph) -> list[list[str]]:
-    """Return the strongly connected components of several modules, each of which reaches the others (Kosaraju)."""
+    """Return the strongly connected components with several modules (Kosaraju)."""
     importers: Graph = {module: [] for module in graph}
     for module, imported in graph.items():
         for each in imported:
@@ -55,7 +55,7 @@ def find_circles(graph: Graph) -> list[list[str]]:
 
 
 def reached_from(start: str, graph: Graph, seen: set[str]) -> list[str]:
-    """Return the modules that are reached and were not seen, each after those that are reached from it."""
+    """Return the reachable unseen modules, each after those that are reached from it."""
     if start in seen:
         return []
     seen.add(start)

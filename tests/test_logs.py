@@ -1,4 +1,4 @@
-"""FORGE_LOGS and the loggers below "forge"."""
+"""The variable FORGE_LOGS and the loggers below "forge"."""
 
 import logging
 import subprocess

@@ -1,8 +1,7 @@
-"""Every call of a claimed program gives what the trace says of it, forward and backward: shapes, dtypes, devices.
+"""Every call of a claimed program has the metadata in its trace, forward and backward: shapes, dtypes, devices.
 
-Code for regions is made for what the trace says, and takes a tensor of another dtype for one of its own without a word.
-One op in `EVERY` runs by default, all under `slow`: `pytest tests/test_metadata.py --op softmax` runs everything about
-one op.
+The code of regions is generated for the trace's metadata, and silently misreads a tensor of another dtype. One op in
+`EVERY` runs by default, all under `slow`: `pytest tests/test_metadata.py --op softmax` runs everything about one op.
 """
 
 from collections.abc import Iterator

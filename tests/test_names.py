@@ -1,4 +1,4 @@
-"""Names of values are nouns: no variable, parameter, function or class of forge is called by a participle alone."""
+"""The names of values are nouns: no variable, parameter, function or class of forge is a participle alone."""
 
 import ast
 from collections.abc import Iterator

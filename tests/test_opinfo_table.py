@@ -1,4 +1,4 @@
-"""The rows of which OpInfos are made."""
+"""The rows from which OpInfos are made."""
 
 import operator
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def _made(*rows: table.Row, dtype: torch.dtype = torch.float32) -> list:
-    """Return the samples of rows."""
+    """Return the samples made from rows."""
     info = OpInfo("rows", torch.add, calls(*rows))
     return list(info.samples(info, CPU, dtype))
 

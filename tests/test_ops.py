@@ -59,7 +59,7 @@ def _one_dtype(info: OpInfo) -> list[torch.dtype]:
 
 
 def _double(info: OpInfo) -> list[torch.dtype]:
-    """The dtypes in which a wrong gradient is no rounding error."""
+    """Return the dtypes in which a wrong gradient is not a rounding error."""
     return [info.precise, torch.complex128] if torch.complex64 in info.dtypes else [info.precise]
 
 
@@ -91,7 +91,7 @@ def _halves(info: OpInfo) -> list[torch.dtype]:
 
 
 def _usual(info: OpInfo, dtypes: Dtypes, executor: str) -> list[torch.dtype]:
-    """The dtypes whose tests are not slow ones: of decompositions one, and none where one executor stands for both."""
+    """Return the dtypes whose tests are not slow: one for decompositions, none if one executor stands for both."""
     if executor == "torch-prims" and dtypes is _one_dtype:
         return []
     if executor == "torch-prims" or dtypes in (_double_or_one_dtype, _halves):
@@ -176,7 +176,7 @@ def test_consistency(info: OpInfo, executor: str, device: str, dtype: torch.dtyp
 
 @pytest.mark.one_in(4)
 def test_meta(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
-    """Every call's metadata is what the call really gives, from the inputs to the result."""
+    """Every call's metadata matches its real result, from the inputs to the result."""
     for sample in samples(info, device, dtype):
         ours = copy_of(sample)
         expected = run_eager(info, sample)
@@ -185,7 +185,7 @@ def test_meta(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> N
 
 
 def _interpret(trace: Trace, inputs: list[torch.Tensor]) -> Any:
-    """The result of a claimed trace, run call by call; each call's metadata is compared with what it gave."""
+    """Return the result of a claimed trace, run call by call; each call's metadata is compared with its result."""
     env: dict[str, Any] = dict(zip(trace.input_names, inputs, strict=True)) | dict(trace.constants)
     for bound in trace.bound_symbols:
         if bound.symbol is DEL:
@@ -234,10 +234,9 @@ def test_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype) 
 @pytest.mark.parametrize("every", [pytest.param(False, id="one"), pytest.param(True, id="all", marks=pytest.mark.slow)])
 @pytest.mark.one_in(2)
 def test_half_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype, every: bool) -> None:
-    """Results and gradients in half precision are as near to those of `precise` as eager's are, but for the dtype's
-    rounding.
+    """Results and gradients in half precision are as near to those of `precise` as eager's, up to the dtype's rounding.
 
-    A random op has nothing to be near to in another dtype: it is compared with eager.
+    A random op has no reference in another dtype: it is compared with eager.
     """
     for sample in samples(info, device, dtype) if every else [next(samples(info, device, dtype))]:
         changed = changed_inputs(info, sample)
@@ -255,7 +254,7 @@ def test_half_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dt
 
 
 def _as_precise(info: OpInfo, sample: Sample, dtype: torch.dtype) -> Sample:
-    """The same numbers in float64, or the op's widest dtype; where the call names the dtype, it names that one."""
+    """Return the same numbers in float64, or the op's widest dtype; a dtype named in the call becomes that one."""
 
     def double(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -270,8 +269,8 @@ def _values(flow: "_Flow") -> list[torch.Tensor | None]:
 
 
 def _assert_as_near(ours: list, eager: list, exact: list, dtype: torch.dtype) -> None:
-    """Each tensor's largest error is at most twice eager's, and the rounding of a sum of as many terms as it may have:
-    the elements of all tensors for each of its own."""
+    """Check that each tensor's largest error is at most twice eager's, plus the rounding of a sum of as many terms as
+    it may have: the elements of all tensors for each of its own."""
     total = sum(value.numel() for value in exact if value is not None)
     for one, other, reference in zip(ours, eager, exact, strict=True):
         assert (one is None) == (other is None)
@@ -289,15 +288,16 @@ def _assert_as_near(ours: list, eager: list, exact: list, dtype: torch.dtype) ->
 
 
 def _error(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """The largest distance; where the reference is no finite number, or the dtype does not hold it, there is none."""
+    """Return the largest distance, ignoring elements whose reference is not finite, or not representable in the
+    dtype."""
     value, reference = value.detach().double(), reference.detach().double()
     return (value - reference).where(value.isfinite() & reference.isfinite(), 0).abs().max()
 
 
 class _Flow:
-    """Results of a function, the outputs that require a gradient, and the gradients of its inputs.
+    """The results of a function, the outputs that require a gradient, and the gradients of its inputs.
 
-    `refused` says why eager has no derivative, where it finds out only in the backward.
+    `refused` is the reason why eager has no derivative, if it detects that only in the backward.
     """
 
     def __init__(self, outputs: Any, gradients: list[torch.Tensor | None], refused: str | None = None) -> None:
@@ -310,7 +310,7 @@ class _Flow:
 class Inputs:
     """A copy of a sample with leaves that require gradients at some positions.
 
-    An input that eager changes is given as a clone of its leaf, for a leaf cannot be changed in place.
+    An input that eager changes is passed as a clone of its leaf, because a leaf cannot be changed in place.
     """
 
     def __init__(self, sample: Sample, wanted: list[int], changed: list[int]) -> None:
@@ -323,7 +323,7 @@ class Inputs:
 
 
 def changed_inputs(info: OpInfo, sample: Sample) -> list[int]:
-    """The positions of the inputs that eager changes."""
+    """Return the positions of the inputs that eager changes."""
     before, after = copy_of(sample), copy_of(sample)
     run_eager(info, after)
     pairs = zip(_inputs(before), _inputs(after), strict=True)
@@ -335,7 +335,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def differentiable_inputs(info: OpInfo, sample: Sample, changed: list[int]) -> list[int]:
-    """The positions of the float inputs that eager accepts with a gradient."""
+    """Return the positions of the float inputs that eager accepts with a gradient."""
     floats = [i for i, tensor in enumerate(_inputs(sample)) if tensor.is_floating_point() or tensor.is_complex()]
     if _accepts_gradients(info, sample, floats, changed):
         return floats
@@ -401,8 +401,8 @@ def assert_same_flow(ours: _Flow, eager: _Flow, within: tuple[float, float] | No
 def test_jit(info: OpInfo, executor: str, device: str, dtype: torch.dtype, dynamic: bool) -> None:
     """The first sample through forge.jit, Dynamo included: nothing opaque, nothing in eager; outputs and gradients.
 
-    With symbolic shapes the same, for which every meta has to be arithmetic; numbers are symbolic too, where Dynamo
-    takes them.
+    The same holds with symbolic shapes, which every meta has to support; numbers are symbolic, too, if Dynamo supports
+    them.
     """
     within = tolerance(info, "test_jit", executor, device, dtype)
     sample = next(each for each in samples(info, device, dtype) if _counts(each, dtype))
@@ -449,7 +449,7 @@ NO_METADATA = (
 
 
 def _without_numbers(info: OpInfo, sample: Sample) -> Callable:
-    """The op as a function of a list of its tensors: what else it takes is constant."""
+    """Return the op as a function of a list of its tensors, with all other arguments constant."""
 
     def call(tensors: list) -> Any:
         given = iter(tensors)
@@ -469,7 +469,7 @@ def _without_numbers(info: OpInfo, sample: Sample) -> Callable:
 def _assert_vjp(
     info: OpInfo, sample: Sample, wanted: list[int], eager: _Flow, within: tuple[float, float] | None
 ) -> None:
-    """forge.vjp of the op as a function of its differentiable inputs."""
+    """Check forge.vjp of the op as a function of its differentiable inputs."""
     fresh = copy_of(sample)
     inputs = _inputs(fresh)
 
@@ -497,7 +497,7 @@ def _assert_vjp(
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """The tensors, or their proxies, of a nest."""
+    """Return the tensors, or their proxies, of a nest."""
     if isinstance(tree, (tuple, list)):
         return [leaf for item in tree for leaf in _leaves(item)]
     return [tree] if isinstance(tree, (TensorProxy, torch.Tensor)) else []
@@ -521,7 +521,7 @@ def test_errors(info: OpInfo, device: str) -> None:
 
 @pytest.mark.one_in(3)
 def test_printing(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
-    """The text of a claimed trace is Python that gives the same result, and is the same twice."""
+    """The text of a claimed trace is Python code with the same result, and is reproducible."""
     within = tolerance(info, "test_printing", executor, device, dtype) or (0, 0)
     for sample in samples(info, device, dtype):
         ours, again = copy_of(sample), copy_of(sample)
@@ -566,7 +566,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_strided(
     info: OpInfo, executor: str, device: str, dtype: torch.dtype, layout: str, request: pytest.FixtureRequest
 ) -> None:
-    """Transposed, expanded, offset and strided inputs give eager's result; what eager refuses is left out."""
+    """Transposed, expanded, offset and strided inputs have eager's result; those that eager refuses are left out."""
     _mark_layout(request, info, executor, device, dtype, layout)
     within = tolerance(info, "test_strided", executor, device, dtype)
     for sample in samples(info, device, dtype):
@@ -587,7 +587,7 @@ def test_strided(
 
 @pytest.mark.one_in(2)
 def test_inputs_unchanged(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
-    """No input is modified, but for those that eager modifies, and those in the same way."""
+    """No input is modified except those that eager modifies, in the same way."""
     for sample in samples(info, device, dtype):
         ours = copy_of(sample)
         executable, _ = _compile(info, executor, ours)

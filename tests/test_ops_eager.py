@@ -1,9 +1,9 @@
-"""Every OpInfo through forge.jit on the torch executor: what a caller sees of the results is what eager shows.
+"""Every OpInfo through forge.jit on the torch executor: the results are observably those of eager.
 
-Which results share memory with which inputs or with each other, and where in it; strides; which inputs change; whether
-results require a gradient, are leaves, are inference tensors. Where no gradient is recorded, values are eager's to the
-bit, for torch's own function runs. One sample an op runs by default, in some modes of some ops, all under `slow`;
-`pytest tests/test_ops_eager.py --op split` runs everything about one op.
+This covers memory shared among results and inputs, with offsets; strides; changed inputs; and whether results require a
+gradient, are leaves, or are inference tensors. If no gradient is recorded, values are bitwise equal to eager's, because
+torch's own function runs. One sample per op runs by default, in some modes of some ops, all under `slow`; `pytest
+tests/test_ops_eager.py --op split` runs everything about one op.
 """
 
 from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.one_in(4)
 def test_a_caller_sees_eagers(info: OpInfo, mode: str, every: bool) -> None:
-    """Aliasing, strides, mutation, autograd's flags; where no gradient is recorded, values to the bit."""
+    """Aliasing, strides, mutation, autograd's flags; if no gradient is recorded, bitwise equal values."""
     found = list(samples(info, "cpu", main_dtype(info)))
     try:
         for sample in found if every else found[:1]:
@@ -116,7 +116,7 @@ class _Seen:
 
 
 def _given(sample: Sample, mode: str, wanted: list[int], changed: list[int]) -> Sample:
-    """A copy of the sample whose tensors at these positions require a gradient."""
+    """Return a copy of the sample whose tensors at these positions require a gradient."""
     if mode in ("grad", "dynamic"):
         return Inputs(sample, wanted, changed).sample
     fresh = copy_of(sample)
@@ -127,8 +127,8 @@ def _given(sample: Sample, mode: str, wanted: list[int], changed: list[int]) -> 
 
 
 def _memory(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[tuple[int, int, int]]:
-    """For each output: the first tensor, inputs before outputs, that is the same object, the first that lies in the
-    same memory, and how far after that one it begins."""
+    """Return, for each output, the first tensor, inputs before outputs, that is the same object, the first that lies in
+    the same memory, and the offset from it."""
     every = [*inputs, *outputs]
     found = []
     for output in outputs:
@@ -143,7 +143,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _compiled(info: OpInfo, sample: Sample, mode: str, wanted: list[int], changed: list[int]) -> Callable:
-    """The op through forge.jit as one graph, nothing of it in eager; where Dynamo does not take it, traced directly."""
+    """Return the op through forge.jit as one graph without eager parts; if Dynamo refuses it, traced directly."""
     jitted = forge.jit(info.op, executors=["torch"], strict=True, fullgraph=True, dynamic=mode == "dynamic")
     fresh = _given(sample, mode, wanted, changed)
     seed(1)

@@ -40,7 +40,7 @@ WITHIN = {torch.float32: (1e-4, 1e-4), torch.float64: (1e-7, 1e-7), torch.bfloat
 
 
 class Always(InductorExecutor):
-    """Makes regions of single calls, too."""
+    """An executor that makes regions of single calls, too."""
 
     def is_profitable(self, calls: list[Any]) -> bool:
         return True
@@ -71,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.usefixtures("compiled_regions")
 @pytest.mark.one_in(2)
 def test_fused(info: OpInfo, device: str, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
-    """Outputs and gradients of the torch executor; strides, too."""
+    """Outputs, strides and gradients are those of the torch executor."""
     slow = request.node.get_closest_marker("slow") is not None
     _compare(info, device, dtype, FUSER, COUNT if slow else 1)
 

@@ -1,8 +1,9 @@
-"""Every OpInfo through nvFuser's executor: by the double of the library on a CPU, by the library where there is one.
+"""Every OpInfo through nvFuser's executor: with the double of the library on a CPU, with the library if it is
+installed.
 
 The op stands between pointwise calls, and regions of single calls are made, too: results and gradients are those of
-torch's own functions, and so are strides where no gradient takes a call apart. One sample of each op runs by default in
-its main dtype, one op in `EVERY` with symbolic sizes; all samples, float16 and bfloat16 under `slow`:
+torch's own functions, and so are strides if no gradient decomposes a call. One sample of each op runs by default in its
+main dtype, one op in `EVERY` with symbolic sizes; all samples, float16 and bfloat16 under `slow`:
 `pytest tests/test_ops_nvfuser.py --op exp2` runs everything about one op.
 """
 
@@ -71,7 +72,7 @@ def test_the_library_is_tested_where_it_loads() -> None:
 @pytest.mark.parametrize("every", [pytest.param(False, id="one"), pytest.param(True, id="all", marks=pytest.mark.slow)])
 @pytest.mark.one_in(6)
 def test_fused(info: OpInfo, name: str, device: str, dtype: torch.dtype, every: bool) -> None:
-    """Outputs and gradients of the torch executor. Without gradients, which take calls apart, strides, too."""
+    """Outputs and gradients are those of the torch executor; strides, too, without gradients, which decompose calls."""
     op = around(info.op)
     for sample in _chosen(info, device, dtype, every):
         changed = changed_inputs(info, sample)

@@ -1,7 +1,7 @@
 """Every OpInfo: an argument or a result that torch's own backward does not read may change before the backward.
 
-Where torch reads it, its change is torch's error; forge raises it too, or gives the gradient of the values that the
-forward had. One op in `EVERY` runs by default, all under `slow`; `pytest tests/test_ops_saved.py --op div` runs one.
+If torch reads it, its change is an error in torch; forge raises it, too, or computes the gradient of the forward's
+values. One op in `EVERY` runs by default, all under `slow`; `pytest tests/test_ops_saved.py --op div` runs one.
 """
 
 from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ def test_what_torch_does_not_save_may_change(info: OpInfo) -> None:
 
 
 def _places(function: Callable, sample: Sample) -> Iterator[int]:
-    """The tensors of a call that has gradients."""
+    """Yield the tensors of a call that has gradients."""
     try:
         inputs, results = _called(function, sample)
     except Exception:  # it refuses arguments that require a gradient
@@ -82,7 +82,8 @@ def _leaf(x: torch.Tensor) -> torch.Tensor:
 
 
 def _gradients(function: Callable, sample: Sample, place: int) -> tuple[Any, ...] | None:
-    """The arguments' gradients, one tensor of the call zero before the backward; None where torch refuses that."""
+    """Return the arguments' gradients, with one tensor of the call zeroed before the backward; None if torch refuses
+    that."""
     inputs, results = _called(function, sample)
     flowing = [each for each in results if each.requires_grad]  # in sums, whose backwards read nothing
     total = sum(x.sum(dtype=torch.complex64).real if x.is_complex() else x.sum() for x in flowing)

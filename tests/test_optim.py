@@ -1,8 +1,8 @@
-"""forge.optim.AdamW against torch.optim.AdamW: results, state, GradScaler, and what it says where its kernel does not
-run.
+"""The optimizer forge.optim.AdamW against torch.optim.AdamW: results, state, GradScaler, and warnings if its kernel
+does not run.
 
-Without a GPU, the kernel runs in Triton's interpreter, in a process of its own, by this very file; the tests that are
-not of the kernel run with torch's fused AdamW in its place.
+Without a GPU, the kernel runs in Triton's interpreter, in a separate process that runs this file; other tests use
+torch's fused AdamW in its place.
 """
 
 import copy
@@ -50,14 +50,14 @@ def _notices_again() -> Iterator[None]:
 def parameters(
     shapes: tuple[tuple[int, ...], ...] = SMALL, dtype: torch.dtype = torch.float32
 ) -> tuple[list[torch.nn.Parameter], list[torch.nn.Parameter]]:
-    """The same twice."""
+    """Return the same parameters twice."""
     values = [torch.randn(shape).to(DEVICE, dtype) for shape in shapes]
     first, second = ([torch.nn.Parameter(value.clone()) for value in values] for _ in range(2))
     return first, second
 
 
 def train(*runs: tuple[torch.optim.Optimizer, list[torch.nn.Parameter]], steps: int = STEPS) -> None:
-    """Steps of each optimizer of its parameters, with the same gradients, which grow smaller."""
+    """Run steps of each optimizer on its parameters, with the same gradients, which decrease."""
     for number in range(steps):
         for each in zip(*(params for _, params in runs), strict=True):
             grad = torch.randn_like(each[0]) * 0.7**number
@@ -68,7 +68,7 @@ def train(*runs: tuple[torch.optim.Optimizer, list[torch.nn.Parameter]], steps: 
 
 
 def assert_same(ours: list[torch.nn.Parameter], theirs: list[torch.nn.Parameter]) -> None:
-    """Computed in float32 in another order, and what follows of that after rounding: units of the dtype."""
+    """Check parameters computed in float32 in another order, up to the effects of rounding in units of the dtype."""
     tolerance = {torch.float32: (1e-5, 1e-5), torch.float16: (2e-3, 2e-4), torch.float64: (1e-12, 1e-12)}
     for one, other in zip(ours, theirs, strict=True):
         rtol, atol = tolerance[one.dtype]
@@ -102,7 +102,7 @@ def test_twenty_steps_of_the_kernel_are_torchs(options: dict[str, Any], dtype: t
 
 @kernel
 def test_each_step_in_bfloat16_is_torchs_within_its_rounding() -> None:
-    """From torch's state each time: Triton's interpreter rounds to bfloat16 towards zero, which adds up."""
+    """Each step starts from torch's state: Triton's interpreter rounds to bfloat16 towards zero, which accumulates."""
     ours, theirs = parameters(dtype=torch.bfloat16)
     optimizer, other = forge.optim.AdamW(ours, lr=0.1), torch.optim.AdamW(theirs, lr=0.1, fused=True)
     for _ in range(STEPS):
@@ -134,7 +134,7 @@ def test_parameters_of_any_size_and_memory_take_part() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_gradient_of_other_strides_is_read_as_what_it_is(dtype: torch.dtype) -> None:
-    """By the kernel, where it runs, and by torch's fused AdamW, which takes strides for the parameter's."""
+    """They are read by the kernel, if it runs, and by torch's fused AdamW, which uses the parameter's strides."""
     values = torch.randn(4, 6, dtype=dtype, device=DEVICE)
     ours, theirs = (torch.nn.Parameter(values.t().clone(memory_format=torch.preserve_format)) for _ in range(2))
     assert not ours.is_contiguous()
@@ -160,7 +160,7 @@ def test_a_parameters_memory_format_may_change_between_steps() -> None:
 
 @kernel
 def test_moments_in_float32_lose_nothing_in_half_precision() -> None:
-    """Their changes are smaller than bfloat16's steps: compared with moments of a float32 copy."""
+    """Their changes are smaller than bfloat16's steps, so they are compared with moments of a float32 copy."""
     ours, _ = parameters(dtype=torch.bfloat16)
     copies = [torch.nn.Parameter(param.detach().float()) for param in ours]
     optimizer, exact = forge.optim.AdamW(ours, moment_dtype=torch.float32), torch.optim.AdamW(copies)
@@ -273,7 +273,7 @@ def test_a_grad_scalers_scale_is_taken_and_a_step_that_overflows_is_left_out(ove
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("ours_first", [False, True])
 def test_either_loads_the_others_state(ours_first: bool, fused: bool) -> None:
-    """Three steps of one, then three of the other, are six of torch's."""
+    """Three steps of one, then three of the other, equal six of torch's."""
     kinds = [forge.optim.AdamW, lambda params, **options: torch.optim.AdamW(params, fused=fused, **options)]
     first, second = kinds if ours_first else kinds[::-1]
     ours, theirs = parameters()

@@ -1,4 +1,4 @@
-"""The names of the package forge: each loads its module when it is first used."""
+"""The names of the package forge: each loads its module on first use."""
 
 import ast
 import importlib

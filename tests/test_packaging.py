@@ -1,4 +1,4 @@
-"""Metadata of an installed forge: the entry point of torch.compile's backends, types, one version."""
+"""The metadata of an installed forge: the entry point of torch.compile's backends, types, one version."""
 
 import os
 import platform
@@ -31,7 +31,7 @@ AFTER = ("import forge", "torch._dynamo.list_backends(); import forge")
 
 @pytest.mark.parametrize("before", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in AFTER)])
 def test_torch_compile_finds_an_installed_forge(before: str, tmp_path: Path) -> None:
-    """Imported before or not: torch refuses a name that is registered twice."""
+    """It holds whether forge was imported before or not: torch refuses a name that is registered twice."""
     points = PROJECT["project"]["entry-points"]["torch_dynamo_backends"]
     folder = tmp_path / "forge_jit-0.dist-info"
     folder.mkdir()

@@ -1,7 +1,7 @@
 """Shapes, strides, dtypes, broadcasting and keys drawn by hypothesis, against eager.
 
-The elementwise operations are those of the OpInfos; what hypothesis draws for reductions and keys is written here.
-Few examples run by default, many under the `slow` marker; the same ones every time.
+The elementwise operations are those of the OpInfos; the strategies for reductions and keys are defined here. Few
+examples run by default, many under the `slow` marker; they are the same every time.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ PROPERTIES: dict[str, tuple[st.SearchStrategy, Callable]] = {}
 
 
 def prop(strategy: st.SearchStrategy) -> Callable:
-    """Declares the decorated function as what holds of everything that the strategy draws."""
+    """Return a decorator that makes a function a property of everything that the strategy draws."""
 
     def register(function: Callable) -> Callable:
         PROPERTIES[function.__name__] = strategy, function
@@ -47,7 +47,7 @@ def shapes(draw: st.DrawFn, max_dims: int = 4) -> tuple[int, ...]:
 
 @st.composite
 def tensors(draw: st.DrawFn, shape: tuple[int, ...], dtypes: tuple = DTYPES) -> torch.Tensor:
-    """A tensor of the shape, laid out in one of the ways that a caller may bring it: permuted, every other element."""
+    """Draw a tensor of the shape, in one of the layouts that callers may use: permuted, every other element."""
     dtype = draw(st.sampled_from(dtypes))
     torch.manual_seed(draw(st.integers(0, 3)))
     order = draw(st.permutations(range(len(shape))))
@@ -61,7 +61,7 @@ def tensors(draw: st.DrawFn, shape: tuple[int, ...], dtypes: tuple = DTYPES) -> 
 
 @st.composite
 def broadcasting(draw: st.DrawFn, count: int, dtypes: tuple = DTYPES) -> list[torch.Tensor]:
-    """Tensors whose shapes broadcast together: each drops leading dims and shrinks others to 1."""
+    """Draw tensors whose shapes broadcast together: each drops leading dims and shrinks others to 1."""
     shape = draw(shapes())
     found = []
     for _ in range(count):
@@ -77,7 +77,7 @@ numbers = st.one_of(st.booleans(), st.integers(-4, 4), st.sampled_from((-2.5, -0
 
 
 def own(args: tuple) -> list[Any]:
-    """The arguments with tensors of their own, keys of tensors included."""
+    """Return the arguments with copied tensors, including index tensors in keys."""
     return [
         copied(arg) if isinstance(arg, torch.Tensor) else tuple(own(arg)) if isinstance(arg, tuple) else arg
         for arg in args
@@ -85,7 +85,7 @@ def own(args: tuple) -> list[Any]:
 
 
 def agrees(function: Callable, *args: Any) -> None:
-    """Every executor gives what eager gives, changes what eager changes, and refuses what eager refuses."""
+    """Check that every executor has eager's results, changes and refusals."""
     theirs = own(args)
     try:
         expected, refused = function(*theirs), False
@@ -103,7 +103,7 @@ def agrees(function: Callable, *args: Any) -> None:
 
 
 def agrees_in_gradient(function: Callable, x: torch.Tensor, *rest: Any) -> None:
-    """The gradient of a float64 tensor is eager's."""
+    """Check that the gradient of a float64 tensor is eager's."""
     x = x.detach().requires_grad_()
     try:
         expected = function(x, *rest)
@@ -134,7 +134,8 @@ STEPWISE = (
 
 
 def _is_elementwise(info: OpInfo) -> bool:
-    """Return whether the operation's symbol is of an elementwise family; polynomials take few degrees."""
+    """Return whether the operation's symbol is of an elementwise family; polynomials, which take few degrees, are
+    excluded."""
     name = info.op.__name__
     functions = (info.op, getattr(torch, name, None), getattr(torch.Tensor, name, None))
     symbol = next(filter(None, map(torchlang.find, functions)), None)
@@ -144,7 +145,7 @@ def _is_elementwise(info: OpInfo) -> bool:
 
 @cache
 def _elementwise() -> list[tuple[OpInfo, int]]:
-    """The elementwise OpInfos that take one or two tensors and nothing else, with their number."""
+    """Return the elementwise OpInfos that take one or two tensors and nothing else, with their number."""
     found = []
     for info in all_opinfos():
         if _is_elementwise(info) and not set(DTYPES).isdisjoint(info.dtypes):
@@ -156,7 +157,7 @@ def _elementwise() -> list[tuple[OpInfo, int]]:
 
 @st.composite
 def elementwise_calls(draw: st.DrawFn) -> tuple[OpInfo, list]:
-    """An operation and operands of its dtypes, which need not have one; now and then a number for one of two."""
+    """Draw an operation and operands of its dtypes, which may differ; now and then one of two is a number."""
     info, count = draw(st.sampled_from(_elementwise()))
     operands: list[Any] = draw(broadcasting(count, tuple(dtype for dtype in DTYPES if dtype in info.dtypes)))
     if count == 2 and draw(st.integers(0, 3)) == 0:
@@ -178,7 +179,7 @@ ALONG_A_DIM = (torch.argmax, torch.argmin, torch.cumsum, torch.cumprod, torch.so
 
 @st.composite
 def reductions(draw: st.DrawFn, dtypes: tuple = DTYPES) -> tuple[Callable, torch.Tensor]:
-    """A function of one tensor: a reduction with its dims and keepdim."""
+    """Draw a function of one tensor: a reduction with its dims and keepdim."""
     x = draw(tensors(draw(shapes()), dtypes))
     dims = st.integers(-x.ndim - (draw(st.integers(0, 9)) == 0), max(x.ndim - 1, 0))
     if draw(st.booleans()):
@@ -210,7 +211,7 @@ def gradient_of_a_reduction(call: tuple[Callable, torch.Tensor]) -> None:
 
 @st.composite
 def keys(draw: st.DrawFn, shape: tuple[int, ...], masks: bool = False) -> tuple:
-    """A key of a tensor of this shape: ints, slices, None, one Ellipsis, index tensors that broadcast, masks."""
+    """Draw a key for a tensor of this shape: ints, slices, None, one Ellipsis, index tensors that broadcast, masks."""
     index_shape = draw(shapes(2).filter(lambda lengths: 0 not in lengths))
     front = draw(st.integers(0, len(shape)))
     ellipsis = draw(st.booleans())
@@ -261,7 +262,8 @@ def gradient_of_getitem(item: tuple[torch.Tensor, tuple]) -> None:
 
 @st.composite
 def assignments(draw: st.DrawFn, dtypes: tuple = DTYPES) -> tuple[torch.Tensor, tuple, Any]:
-    """A tensor, a key, and a value that broadcasts to what the key shows; no element is written with two values."""
+    """Draw a tensor, a key, and a value that broadcasts to the keyed elements; no element is written with two
+    values."""
     x = draw(tensors(draw(shapes(3)), dtypes))
     key = draw(keys(tuple(x.shape), masks=True))
     try:
@@ -309,7 +311,7 @@ WRITES: tuple[Callable, ...] = (
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[list, torch.Tensor, torch.Tensor]:
-    """Steps that view some handle or write through some handle, and two tensors to begin with."""
+    """Draw steps that view some handle or write through some handle, and two tensors to begin with."""
     steps = st.tuples(st.integers(0, 9), st.integers(0, len(VIEWS) - 1), st.booleans())
     x, y = (draw(tensors(draw(shapes(3)), (torch.float64,))) for _ in range(2))
     return draw(st.lists(steps, min_size=1, max_size=6)), x, y
@@ -331,7 +333,7 @@ def _program(steps: list) -> Callable:
 
 @prop(programs())
 def views_and_writes(program: tuple[list, torch.Tensor, torch.Tensor]) -> None:
-    """Every handle sees what eager's sees after any sequence of views and in-place changes."""
+    """Every handle has eager's values after any sequence of views and in-place changes."""
     steps, x, y = program
     agrees(_program(steps), x, y)
 

@@ -1,4 +1,4 @@
-"""Every list is held against every other: an operation that lacks a piece is named, with the file that wants it.
+"""The consistency of the registries: an operation that lacks a piece is named, with the file that needs it.
 
 Everything is derived from the registries; nothing here lists operations.
 """
@@ -38,20 +38,20 @@ DATA = Path(__file__).parent / "data"
 
 
 def _report(missing: Iterable[str]) -> None:
-    """Fails with every missing piece, one a line."""
+    """Fail with every missing piece, one per line."""
     lines = sorted(missing)
     if lines:
         pytest.fail(f"{len(lines)} missing:\n" + "\n".join(lines), pytrace=False)
 
 
 def _family(symbol: Symbol) -> str:
-    """The family of a symbol: 'elementwise', or 'nn/activation'."""
+    """Return the family of a symbol: 'elementwise', or 'nn/activation'."""
     module = (symbol.meta or symbol.body).__module__
     return module.split(".", 2)[2].replace(".", "/")
 
 
 def _file(package: str, symbol: Symbol) -> str:
-    """The file of a package in which a symbol's family has its piece."""
+    """Return the file of a package in which a symbol's family has its piece."""
     family = _family(symbol)
     return f"forge/{package}/{family if package == 'torchlang' else family.removeprefix('nn/')}.py"
 
@@ -61,7 +61,7 @@ def _file(package: str, symbol: Symbol) -> str:
 
 @cache
 def _recorded() -> dict[str, list[BoundSymbol]]:
-    """Every call that the OpInfos record at any depth, by symbol id."""
+    """Return every call that the OpInfos record at any depth, by symbol id."""
     found: dict[str, list[BoundSymbol]] = {}
     for info in all_opinfos():
         for dtype in {main_dtype(info), torch.complex64} & {main_dtype(info), *info.dtypes}:
@@ -164,7 +164,7 @@ def _torch_functions() -> list[str]:
 
 
 def _resolve(name: str) -> Any:
-    """The function that Dynamo hands over under this name: an object, or a method's name."""
+    """Return the function that Dynamo passes under this name: an object, or a method's name."""
     owner, _, last = name.rpartition(".")
     if owner == "Tensor":
         return last
@@ -313,7 +313,7 @@ def test_no_symbol_is_defined_twice() -> None:
 
 
 def _modules(package: ModuleType) -> Iterator[str]:
-    """The names of the files of a package and of the packages in it."""
+    """Yield the names of the files of a package and of the packages in it."""
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         yield found.name
 
@@ -327,7 +327,7 @@ FAMILIES = [prims, clang, torchlang, torchex_package, opinfos]
 
 @pytest.mark.parametrize("package", FAMILIES, ids=lambda package: package.__name__.removeprefix("forge."))
 def test_every_family_file_is_imported(package: ModuleType) -> None:
-    """A file that its package forgets to import registers nothing, silently."""
+    """A file that its package does not import silently registers nothing."""
     _report(
         f"{name} is imported by nobody: import it in {package.__name__}/__init__.py"
         for name in _modules(package)
@@ -337,7 +337,7 @@ def test_every_family_file_is_imported(package: ModuleType) -> None:
 
 @pytest.mark.parametrize("package", FAMILIES[:3], ids=lambda package: package.__name__.removeprefix("forge."))
 def test_no_family_shadows_another_ones_symbol(package: ModuleType) -> None:
-    """Families are star-imported into one name space: the same name in two files would silently be the last one's."""
+    """Families are star-imported into one namespace: a name in two files would silently be that of the last one."""
     homes: dict[str, dict[int, str]] = {}
     for name in _modules(package):
         for attribute, value in vars(sys.modules[name]).items():
@@ -366,7 +366,7 @@ def test_a_missing_piece_is_named_with_its_file() -> None:
 
 @pytest.mark.parametrize("language", [prims, clang, torchlang], ids=lambda each: each.__name__)
 def test_no_file_of_a_language_hides_what_another_one_defines(language: ModuleType) -> None:
-    """Its package takes all public names of its files."""
+    """The package takes all public names of its files."""
     files = re.findall(r"^from (\S+) import \*", Path(language.__file__).read_text(), re.MULTILINE)
     assert files
     owners: dict[str, str] = {}

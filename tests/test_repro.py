@@ -1,4 +1,4 @@
-"""forge.repro: a script that needs nothing of the program that it came from."""
+"""The reproduction script of forge.repro, which does not need the original program."""
 
 import re
 import subprocess

@@ -1,4 +1,5 @@
-"""The example of an HTTP endpoint: its answers are eager's, errors are told, nothing is compiled after the warm-up."""
+"""The example of an HTTP endpoint: its answers are eager's, errors are reported, nothing is compiled after the
+warm-up."""
 
 import importlib.util
 import json
@@ -118,7 +119,7 @@ def test_another_path_is_not_found(running: Running) -> None:
 
 
 class Blocked:
-    """An engine that generates once it may."""
+    """An engine that generates only after a signal."""
 
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=256))
     batches, longest_prompt, max_new_tokens = (1,), 15, 4

@@ -1,4 +1,4 @@
-"""The documentation as a site: it is built without a warning, and shows nothing that is there for its tests."""
+"""The documentation as a site: it builds without a warning, and does not show the parts meant for its tests."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A fixed, evenly spread sample of what `make sweep` asks of all entries of torch's operator database."""
+"""A fixed, evenly spread sample of the checks of `make sweep` on torch's operator database."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_an_entry_is_eagers(name: str) -> None:
 
 
 def entry_of(function: object) -> Entry:
-    """The entry of sin, of another function."""
+    """Return the entry of sin, with another function."""
     entry = Entry(all_entries()["sin"].info)
     entry.__class__ = type("Changed", (Entry,), {"function": property(lambda self: function)})
     return entry

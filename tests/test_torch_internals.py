@@ -1,4 +1,5 @@
-"""Only forge/torch_internals/ names torch's private parts: what a new version of torch breaks is in one place."""
+"""The confinement of torch's private names to forge/torch_internals/: a new version of torch breaks only that
+package."""
 
 import ast
 import importlib
@@ -129,7 +130,7 @@ BANNED = [
 
 
 def _lint(code: str, file: str) -> str:
-    """Return what ruff says of a file of forge with this code, of its banned names alone."""
+    """Return ruff's findings of banned names for a file of forge with this code."""
     command = [sys.executable, "-m", "ruff", "check", "--select", "TID251", "--stdin-filename", file, "-"]
     return subprocess.run(command, input=code, cwd=ROOT.parent, capture_output=True, text=True).stdout
 

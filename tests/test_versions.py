@@ -1,4 +1,4 @@
-"""The versions of torch that forge is tested with: stated in one place, and warned of above it."""
+"""The versions of torch that forge is tested with: stated in one place, with a warning above them."""
 
 import re
 import tomllib

@@ -1,9 +1,10 @@
-"""Find uses of torch's private parts in a file: names with a leading underscore, and writes to torch's modules.
+"""The finder of uses of torch's private parts in a file: names with a leading underscore, and writes to torch's
+modules.
 
 Names are resolved through imports, assignments of any form, getattr, vars, sys.modules and import_module. Names that
-are imported from forge.torch_internals count as torch's. Of an object that is not resolved, a private name of torch's
-tensors, modules and parameters (`x._base`) is always torch's. Any other one is forge's where a class of the same file
-has it (`Walk._tensor`), or where it is one of `self` or `cls` and any code of forge defines it.
+are imported from forge.torch_internals count as torch's. For an unresolved object, a private name of torch's tensors,
+modules and parameters (`x._base`) always counts as torch's. Any other name is forge's if a class of the same file has
+it (`Walk._tensor`), or if it belongs to `self` or `cls` and any code of forge defines it.
 """
 
 import ast
@@ -59,7 +60,8 @@ def names_defined(trees: Iterable[ast.AST]) -> frozenset[str]:
 
 
 def _names_of_classes(tree: ast.AST) -> frozenset[str]:
-    """Return the names that the classes of a file have: what their bodies define, and what they set of `self`."""
+    """Return the names that the classes of a file have: those that their bodies define, and those that they set on
+    `self`."""
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     stores = [node for each in classes for node in ast.walk(each) if isinstance(node, ast.Attribute)]
     of_self = {node.attr for node in stores if isinstance(node.ctx, ast.Store) and _last(node.value) == "self"}
@@ -105,7 +107,7 @@ class _Names:
                 self.known["torch"] = "torch"
 
     def resolve(self, node: ast.AST) -> str | None:
-        """Return the dotted name of a part of torch that an expression stands for, None for another expression."""
+        """Return the dotted name of a part of torch that an expression stands for, or None."""
         if isinstance(node, ast.Name):
             return self.known.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -131,7 +133,7 @@ class _Names:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Return the names that a node assigns, each with its value."""
+    """Yield the names that a node assigns, each with its value."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _pairs(target, node.value)

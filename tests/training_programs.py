@@ -17,7 +17,7 @@ WIDTH = 32
 
 
 class Products(nn.Module):
-    """Matrices that the program reads transposed, some in the forward, some in the backward."""
+    """A module with matrices that the program reads transposed, some in the forward, some in the backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,13 +65,13 @@ def _train(model: nn.Module, rank: int, steps: int = 3) -> list[torch.Tensor]:
 
 
 def products(rank: int) -> dict[str, Any]:
-    """Training under FSDP2, and sharded and jitted."""
+    """Return the results of training under FSDP2, and sharded and jitted."""
     jitted = forge.jit(shard(_model(Products), policy=SMALL))
     return {"fsdp2": _train(fully_shard(_model(Products)), rank), "forge": _train(jitted, rank)}
 
 
 def penalized(rank: int) -> dict[str, Any]:
-    """Gradients of a loss of a gradient, of plain parameters and averaged by hand, and sharded and jitted."""
+    """Return gradients of a loss of a gradient, of plain parameters and averaged by hand, and sharded and jitted."""
 
     def gradients(model: nn.Module) -> list[torch.Tensor]:
         x = _inputs(rank, 0).requires_grad_()
@@ -87,7 +87,7 @@ def penalized(rank: int) -> dict[str, Any]:
 
 
 def averaged(rank: int) -> dict[str, Any]:
-    """The results of a moving average of a model, which is a copy of the sharded model, and of plain ones."""
+    """Return the results of a moving average of a model, as a copy of the sharded model, and of plain ones."""
 
     def results(prepare: Callable) -> list[torch.Tensor]:
         model, average = prepare(_model(Broken))

@@ -1,4 +1,4 @@
-"""Two processes, or more, over gloo on the loopback, which run functions of modules that both can import."""
+"""Processes, two or more, that run functions of importable modules over gloo on the loopback."""
 
 import os
 import traceback
@@ -20,7 +20,7 @@ class Pair:
 
     `run(function, *args, **options)` calls function(rank, *args, **options) in each and returns the results.
 
-    Raises AssertionError with the traceback of what fails, or where one does not answer.
+    Raises AssertionError with the traceback of a failure, or if a process does not answer.
     """
 
     def __init__(self, folder: Path, size: int = 2) -> None:
@@ -45,7 +45,7 @@ class Pair:
         return [result for _, result in answers]
 
     def _answer(self, rank: int, function: Callable) -> Any:
-        """Return a process's answer to the last function, behind those to functions that were not waited for."""
+        """Return a process's answer to the last function, skipping those to functions that were not awaited."""
         answered = None
         while answered != self._asked:
             assert self._ends[rank].poll(WAIT), f"process {rank} does not answer: {function.__name__} still runs"
@@ -59,8 +59,8 @@ class Pair:
 
 
 class _OneThread(getattr(distributed_c10d, "ProcessGroupGloo", object)):  # type: ignore[misc]  # torch may have no gloo
-    """gloo with one thread: two assign the name of what they complete to one string, without a lock, and names that do
-    not fit in it (reduce_scatter's) are freed twice now and then (ProcessGroupGloo.cpp, runLoop)."""
+    """A gloo backend with one thread. Two threads assign the names of completed operations to one string without a
+    lock, and long names (reduce_scatter's) are occasionally freed twice (ProcessGroupGloo.cpp, runLoop)."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         options = self._Options()

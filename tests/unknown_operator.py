@@ -1,4 +1,4 @@
-"""An operator that torchlang does not have, whatever operators of torch are added to it."""
+"""An operator that torchlang will never have, whatever operators of torch are added to it."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 @torch.library.custom_op("forge_test::rounded", mutates_args=())
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Each element as the nearest multiple of 1/8, between -16 and 15.875."""
+    """Return each element as the nearest multiple of 1/8, between -16 and 15.875."""
     return x.mul(8).round().clamp(-128, 127).div(8)
 
 

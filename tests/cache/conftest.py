@@ -1,4 +1,4 @@
-"""Each test has a cache of its own, in which nothing is."""
+"""Fixtures of the cache's tests: each test has its own, empty cache."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from forge.cache import store
 
 @pytest.fixture(autouse=True)
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of the test's programs."""
+    """Return the folder of the test's programs."""
     monkeypatch.setenv("FORGE_CACHE", "1")
     monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "forge"))
     monkeypatch.setattr(store, "_noticed", set())

@@ -1,4 +1,4 @@
-"""Helpers of the cache's tests: a function jitted twice, the second time from the first one's entries."""
+"""Helpers of the cache's tests: a function is jitted twice, the second time from the first one's entries."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +11,11 @@ from forge.compiler import pipeline
 
 
 class Recorded(AssertionError):
-    """A graph was recorded that was to be found on disk."""
+    """The error when a graph is recorded that should have been found on disk."""
 
 
 def from_disk(monkeypatch: Any) -> None:
-    """From now on nothing may be recorded or compiled."""
+    """Make recording and compiling an error from now on."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise Recorded("a graph is recorded")
@@ -31,7 +31,7 @@ def is_cached(jitted: Any) -> bool:
 
 
 def is_hit(make: Callable[[], Any], use: Callable[[Any], Any] = lambda jitted: None, **options: Any) -> bool:
-    """Jit the result of `make`, call it by `use`, and return whether its programs were found on disk."""
+    """Jit the result of `make`, call it with `use`, and return whether its programs were found on disk."""
     torch._dynamo.reset()
     jitted = forge.jit(make(), **options)
     use(jitted)

@@ -1,4 +1,4 @@
-"""Programs with symbolic sizes: what compiling guards is guarded where they are found."""
+"""Programs with symbolic sizes: a program from disk puts the guards that compiling it would put."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +70,7 @@ def test_a_change_of_shape_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def eights() -> OperatorExecutor:
-    """Its results are wrong for what its checker declines."""
+    """Return an executor whose results are wrong for calls that its checker declines."""
     mine = OperatorExecutor("eights")
 
     def run(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
@@ -97,7 +97,7 @@ def test_what_a_checker_asked_is_guarded_where_the_program_is_found() -> None:
 
 
 def fives() -> OperatorExecutor:
-    """Its checker makes an integer of a length when the backward of a product is claimed."""
+    """Return an executor whose checker makes an integer of a length when the backward of a product is claimed."""
     mine = OperatorExecutor("fives")
     mine.register_implementation(
         prims.cumprod,

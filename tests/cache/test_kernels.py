@@ -1,4 +1,4 @@
-"""Programs that call kernels: known by the kernels' code, and found with them."""
+"""Programs that call kernels: their keys include the kernels' code, and they are found with them."""
 
 import types
 from collections.abc import Callable, Iterator

@@ -1,4 +1,5 @@
-"""All that decides a compiled program is part of its key; a program that another process cannot know is not kept."""
+"""The keys of programs include all inputs of compilation; a program that no other process can identify is not
+stored."""
 
 import copy
 import importlib.util
@@ -190,7 +191,7 @@ def test_a_program_whose_executor_overwrites_an_argument_is_not_kept() -> None:
 
 
 class Fuser(FusionExecutor):
-    """Regions that torch runs."""
+    """An executor of regions that torch runs."""
 
     def can_fuse(self, bound: Any) -> Any:
         return bound.symbol.name in ("sin", "cos")
@@ -299,7 +300,7 @@ def opaque(x):
 
 @pytest.fixture
 def user(tmp_path: Path) -> Iterator[Callable[[float], ModuleType]]:
-    """A module of the user's, as it is with a factor."""
+    """Yield a function that writes a user's module with a factor and imports it."""
 
     def written(factor: float) -> ModuleType:
         path = tmp_path / "users_module.py"

@@ -1,4 +1,4 @@
-"""Parts of a program from the disk that are compiled when they are first needed."""
+"""Parts of a program from disk that are compiled on first use."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def test_other_backwards_of_a_program_with_symbolic_sizes_are_right_at_every_siz
 
 
 class Lists(nn.Module):
-    """Weights that are reached through lists, of which only some are torch's."""
+    """Weights in nested lists, only some of which are torch's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Buffers(nn.Module):
 
 
 class Two(nn.Module):
-    """Layers, and two outputs of them."""
+    """A module of layers with two outputs."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -123,7 +123,8 @@ def modes(autocast: bool) -> Any:
 
 
 def compiled(name: str, *, autocast: bool) -> Any:
-    """A model of MODELS, jitted and called once. Its backward computes again what it can, of weights too."""
+    """Return a model of MODELS, jitted and called once. Its backward recomputes as much as possible, including
+    weights."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     jitted = forge.jit(MODELS[name](), executors=["torch"], memory="smallest")
@@ -133,7 +134,7 @@ def compiled(name: str, *, autocast: bool) -> Any:
 
 
 def stages(jitted: Any) -> list[str]:
-    """Every stage of what was compiled. A constant has another number in each program."""
+    """Return every stage of the compiled programs, without the numbers of constants, which differ between programs."""
     traces = [*forge.last_traces(jitted), *forge.last_backward_traces(jitted)]
     return [re.sub(r"printed_object\(\d+\)", "printed_object", str(trace)) for trace in traces]
 
@@ -148,7 +149,7 @@ def test_what_is_compiled_later_is_what_was_compiled_at_once(name: str, autocast
 
 
 class Seeing(TorchDispatchMode):
-    """Sees operators."""
+    """A mode that sees operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,6 +300,6 @@ print(forge.explain(jitted).cached, model.weight_ih_l0.grad.abs().sum().item() >
 
 @pytest.mark.slow
 def test_another_process_compiles_another_backward_of_a_builtin() -> None:
-    """A builtin is printed with its address, which is another one in each process."""
+    """A builtin is printed with its address, which differs between processes."""
     assert printed(start("torch", "first", program=RECURRENT)).split() == ["0", "True"]
     assert printed(start("torch", "second", program=RECURRENT)).split() == ["1", "True"]

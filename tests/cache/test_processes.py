@@ -1,4 +1,4 @@
-"""Processes that share what they compiled."""
+"""Processes that share their compiled programs."""
 
 import json
 import os
@@ -98,7 +98,7 @@ print(y.tolist(), x.grad.tolist())
 
 
 def damage(library: Path) -> None:
-    """Inverts the second half of a shared object's code, where its kernels are: it can be loaded as before."""
+    """Invert the second half of a shared object's code, which holds its kernels: it still loads."""
     data = bytearray(library.read_bytes())
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count, names = struct.unpack_from("<3H", data, 0x3A)
@@ -143,7 +143,7 @@ def test_damaged_kernels_are_built_again(
 def test_kernels_that_are_gone_are_built_again_where_all_other_libraries_are_damaged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """These say what the processor can do: the kernels are of its instructions, as before."""
+    """The kernels report the processor's instruction sets: the rebuilt ones use the same."""
     monkeypatch.setenv("FORGE_CACHE", "1")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     first = printed(start("inductor,torch", program=FUSED))

@@ -1,4 +1,4 @@
-"""A program that was compiled once is found on disk by the next who captures it, and does the same."""
+"""A compiled program is found on disk at its next capture, and has the same results."""
 
 import functools
 import gc
@@ -260,7 +260,7 @@ def test_what_an_entry_does_not_have_is_compiled_from_the_graph(program: Callabl
 
 @pytest.mark.parametrize("program", LATER)
 def test_it_is_compiled_under_the_modes_of_the_capture(program: Callable) -> None:
-    """The backward runs where neither autocast nor the default dtype is what it was."""
+    """The backward runs outside the autocast and the default dtype of the capture."""
 
     def under(jit: Callable) -> Any:
         def called(target: Callable) -> Callable:

@@ -1,4 +1,4 @@
-"""An entry is code: only what this user alone can have written, undamaged, is read."""
+"""An entry is code: it is read only if this user alone can have written it, and if it is undamaged."""
 
 import errno
 import hashlib
@@ -29,7 +29,7 @@ def hits() -> bool:
 
 @pytest.fixture
 def entry(programs: Path) -> Path:
-    """The file of a program that was kept."""
+    """Return the file of a stored program."""
     assert not hits()
     (file,) = programs.iterdir()
     assert hits()
@@ -41,7 +41,7 @@ def flip(content: bytes) -> bytes:
 
 
 def rehashed(content: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """An entry with another body, whose hash is right."""
+    """Return an entry with a changed body and the right hash."""
     body = change(content[len(store.FORMAT) + 65 :])
     return store.FORMAT + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 

@@ -1,4 +1,4 @@
-"""What tests of `generate` have in common."""
+"""Fixtures of the tests of `generate`."""
 
 import logging
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from forge.runtime.decoding_state import State, places_of
 
 @pytest.fixture
 def left(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Return a function that returns why generations were left to transformers' loop."""
+    """Return a function that returns the reasons why generations were left to transformers' loop."""
     caplog.set_level(logging.INFO, logger="forge.generate")
     return lambda: [each.getMessage() for each in caplog.records if each.name == "forge.generate"]
 
 
 @pytest.fixture
 def grown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the list of the places of all caches that are made from now on."""
+    """Return a list of the positions in all caches made from now on."""
     places: list[int] = []
     create = State.__init__
 

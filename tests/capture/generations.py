@@ -18,7 +18,7 @@ def with_random_weights(model: Any, std: float = 0.2) -> Any:
 
 
 def tokens_of(model: Any, prompt: dict[str, Any], new: int, **options: Any) -> torch.Tensor:
-    """Return a model's text of some new tokens, with the same random numbers at each call."""
+    """Return the text of some new tokens from a model, with the same random numbers at each call."""
     torch.manual_seed(1)
     return model.generate(**prompt, max_new_tokens=new, disable_compile=True, **options)
 
@@ -35,7 +35,7 @@ class _Streamer:
 
 
 def check_streams(model: Any, prompt: dict[str, Any], **options: Any) -> None:
-    """Check that a streamer gets the same from a model and from the jitted one."""
+    """Check that a streamer gets the same tokens from a model and from the jitted one."""
     streamed = []
     for each in (model, forge.jit(model)):
         streamer = _Streamer()
@@ -45,7 +45,7 @@ def check_streams(model: Any, prompt: dict[str, Any], **options: Any) -> None:
 
 
 def count_noted_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which each step that looks at the calls of its program adds how many these are."""
+    """Return a list to which each step that examines the calls of its program adds their number."""
     looked_at: list[int] = []
     note = RepeatedCall._note
 

@@ -1,4 +1,5 @@
-"""Aliasing and mutation: small programs that write to views, inputs and buffers, equal to eager in everything seen."""
+"""Aliasing and mutation: small programs that write to views, inputs and buffers, equal to eager in everything
+observable."""
 
 import itertools
 import warnings
@@ -15,7 +16,7 @@ PROGRAMS: dict[str, tuple[Callable, Callable[[], tuple]]] = {}
 
 
 def program(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable:
-    """Adds a program whose arguments are tensors of these shapes."""
+    """Add a program whose arguments are tensors of these shapes."""
 
     def add(function: Callable) -> Callable:
         PROGRAMS[function.__name__] = function, lambda: tuple(torch.randn(shape).to(dtype) for shape in shapes)
@@ -445,7 +446,8 @@ def whole_sections_of_a_whole_view(x):
 
 
 def observe(function: Callable, inputs: tuple) -> dict[str, Any]:
-    """Return all that a caller sees: the result, the inputs afterwards, and the tensors that share memory and where."""
+    """Return everything that a caller observes: the result, the inputs afterwards, and the overlaps of tensors in
+    memory."""
     result = function(*inputs)
     flat = _pytree.tree_leaves(result)
     tensors = [*inputs, *flat]
@@ -464,7 +466,7 @@ def observe(function: Callable, inputs: tuple) -> dict[str, Any]:
 
 
 def copied(inputs: tuple, requires_grad: bool) -> tuple:
-    """Fresh copies; with requires_grad they are no leaves, so that they may be changed in place."""
+    """Return new copies; with requires_grad they are not leaves, so that they may be changed in place."""
     if not requires_grad:
         return tuple(t.clone() for t in inputs)
     return tuple(t.clone().requires_grad_().mul(1) if t.is_floating_point() else t.clone() for t in inputs)
@@ -627,7 +629,7 @@ def through_a_transpose_of_rows(x):
 
 @pytest.mark.parametrize("write", [through_its_transpose, through_a_permutation, through_a_transpose_of_rows])
 def test_what_was_written_through_a_view_may_be_changed_by_the_caller(write):
-    """It is computed as a view of what was written, and is none in eager."""
+    """It is computed as a view of the written value, but is not a view in eager."""
     results = []
     for function in (write, forge.jit(write, executors=["torch"])):
         x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
@@ -710,7 +712,7 @@ def test_an_out_apart_from_the_arguments_is_written():
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_as_strided_counts_from_the_start_of_the_memory_that_it_is_given(requires_grad):
-    """Whatever the input's place in it was when the program was compiled."""
+    """The offset does not depend on the input's position in its memory when the program was compiled."""
 
     def run(x):
         y = x.as_strided((2,), (1,), 1)
@@ -809,14 +811,14 @@ def test_a_write_to_a_part_of_what_shows_memory_twice_runs_in_eager(name):
 
 
 def _indices() -> torch.Tensor:
-    """As ConViT's relative positions are made."""
+    """Return relative positions made like ConViT's."""
     indices = torch.zeros(3, 3)
     indices[:, 2] = torch.arange(3.0)
     return indices
 
 
 def _written_beside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Values with a history of gradients, changed where none is recorded."""
+    """Return values with a history of gradients, changed where none is recorded."""
     y, z = x * 2, x * 2
     with torch.no_grad():
         return y.copy_(torch.arange(3.0) * 2), z.mul_(3), (x * 2).mul_(3), torch.arange(3.0) * 2

@@ -1,4 +1,4 @@
-"""Attributes that an object gets after the first call, by each way to look for them, against eager."""
+"""Attributes that an object gets after the first call, by each way to look them up, against eager."""
 
 import itertools
 import types
@@ -25,7 +25,7 @@ class Attributes(dict):
 
 
 class Filling:
-    """An object that makes an attribute when it is asked for it."""
+    """An object that makes an attribute on its first access."""
 
     def __getattr__(self, name: str) -> float:
         if name != "late" or "asked" in self.__dict__:
@@ -35,7 +35,7 @@ class Filling:
 
 
 def function() -> None:
-    """A function that has attributes."""
+    """Serve as a function that has attributes."""
 
 
 OWNERS: dict[str, Callable[[torch.nn.Module], Any]] = {

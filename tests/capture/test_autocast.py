@@ -1,4 +1,4 @@
-"""forge.jit under torch.autocast, outside and inside of the program."""
+"""forge.jit under torch.autocast, outside and inside the program."""
 
 import copy
 import warnings
@@ -19,7 +19,7 @@ BF16 = torch.bfloat16
 
 
 def same(function: Callable, *args: torch.Tensor, **options: object) -> forge.Explanation:
-    """Results, dtypes and gradients are eager's."""
+    """Check that results, dtypes and gradients are eager's."""
     jitted = forge.jit(function, **options)
     actual, expected = jitted(*args), function(*args)
     assert actual.dtype == expected.dtype

@@ -1,4 +1,4 @@
-"""Training through the public path: what autograd's users rely on."""
+"""Training through the public API: the behaviour that users of autograd rely on."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ from forge.torch_internals.versions import TORCH
 
 
 def both(function, *inputs):
-    """The jitted function's gradients, then eager's."""
+    """Return the jitted function's gradients and eager's."""
     found = []
     for run in (forge.jit(function, fullgraph=True), function):
         leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
@@ -211,7 +211,7 @@ def test_a_tensor_changed_after_forward_is_noticed_by_backward():
 @pytest.mark.parametrize("own", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 def test_batch_norm_in_half_precision(device, own, training):
-    """In evaluation, as in a frozen layer, the kernel looks at the dtypes of statistics that it does not read."""
+    """In evaluation, as in a frozen layer, the kernel checks the dtypes of statistics that it does not read."""
 
     def run(function, *tensors):
         out = function(*tensors, training)
@@ -335,7 +335,7 @@ def _with_backward(backward: Callable, forward: Callable = lambda ctx, x: x * 2)
 
 
 def _of_one(backward: Callable) -> list[Callable]:
-    """Of an input of the program, and of a value in it."""
+    """Return a program for an input, and one for a value in the program."""
     apply = _with_backward(backward)
     return [lambda x: apply(x), lambda x: apply(x.exp())]
 
@@ -365,7 +365,7 @@ WRONG = {
 
 
 def _outcome(function: Callable) -> Any:
-    """The result's requires_grad and the gradient, or what is raised."""
+    """Return the result's requires_grad and the gradient, or the exception."""
     torch._dynamo.reset()
     x = torch.ones(2, 3, requires_grad=True)
     try:
@@ -431,7 +431,7 @@ def test_a_hook_that_gives_none_leaves_the_gradient():
 
 @pytest.mark.parametrize("hook", [lambda g: g * 2, lambda g: g * g.shape[0]])
 def test_a_hook_on_a_value_whose_size_changes_is_in_the_graph(hook):
-    """Dynamo gives a hook each size of the value that is a symbol, whether it reads it or not."""
+    """Dynamo passes a hook each symbolic size of the value, whether it reads it or not."""
     jitted = forge.jit(_with_hook(hook), fullgraph=True)
     for length in (3, 4, 5):
         x, y = (torch.linspace(0, 1, length, requires_grad=True) for _ in range(2))
@@ -454,7 +454,7 @@ def test_a_hook_that_changes_what_a_gradient_is_raises_as_in_eager(hook):
     [lambda a, b: a / b / b, lambda a, b: (a / b / b).sin() * b, lambda a, b: (a.exp() / b / b).relu() / a],
 )
 def test_a_backward_that_computes_what_the_forward_did_on_the_way(function):
-    """The gradient of b in a / b reads a / b / b, which was saved, but not a / b, of which it is made."""
+    """The gradient of b in a / b reads a / b / b, which was saved, but not a / b, from which it is made."""
     ours, eager = both(lambda a, b: function(a, b).sum(), *[torch.rand(3, requires_grad=True) for _ in range(2)])
     torch.testing.assert_close(ours, eager)
 
@@ -709,7 +709,7 @@ def test_a_checkpoint_in_a_graph_that_runs_in_eager_drops_the_same_once_more() -
 
 
 class _Index(torch.autograd.Function):
-    """As transformers' masks index token types."""
+    """A module that indexes like transformers' masks of token types."""
 
     generate_vmap_rule = True
 

@@ -1,7 +1,7 @@
 """Arguments and results that the caller changes before the backward, in the default configuration.
 
-Where eager takes the change, so does forge, and the gradients are eager's. Where eager raises, since its backward would
-read what was changed, forge raises, or gives the gradients of the values that the forward had.
+If eager accepts the change, so does forge, with eager's gradients. If eager raises because its backward would read the
+changed values, forge raises, or computes the gradients of the forward's values.
 """
 
 import itertools
@@ -55,14 +55,15 @@ CHANGES = (in_place, without_grad, of_a_part, through_detach)
 
 
 def cases() -> Iterator[tuple[Callable, int, tuple[int, ...]]]:
-    """Return (change, index of the changed value, results that get a gradient) for each case."""
+    """Return (change, index of the changed value, results with an incoming gradient) for each case."""
     return itertools.product(CHANGES, range(5), ((0,), (1,), (0, 1, 2)))
 
 
 def observed(
     function: Callable, leaf: bool, change: Callable, place: int, used: tuple[int, ...], *, apart: bool = False
 ) -> Any:
-    """The results, the arguments, their versions and the gradients, or the error. apart: of changes of clones."""
+    """Return the results, the arguments, their versions and the gradients, or the error. apart: whether clones are
+    changed."""
     torch.manual_seed(0)
     leaves = [torch.rand(4, 6).add(0.5).requires_grad_(), torch.rand(6, 6).add(0.5).requires_grad_()]
     x, w = leaves if leaf else [each * 1 for each in leaves]

@@ -1,5 +1,5 @@
-"""forge.jit(check="eager") finds who is wrong: a kernel, its gradient, a transform, a meta function, what a call
-consists of; and lets right programs be."""
+"""The culprits that forge.jit(check="eager") finds: a kernel, its gradient, a transform, a meta function, a
+decomposition; correct programs pass."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 
 def wrong(name: str, run: object, **more: object) -> OperatorExecutor:
-    """An executor whose `name` is run by `run`."""
+    """Return an executor that runs `name` with `run`."""
     mine = OperatorExecutor("mine")
     symbol = torchlang.find(getattr(torch.nn.functional, name, None) or getattr(torch, name))
     mine.register_implementation(symbol, mine.register_operator(f"my_{name}", like=symbol, fn=run), **more)
@@ -121,7 +121,7 @@ secretly.register_fake(torch.empty_like)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("of_an_input", [False, True])
 def test_an_operator_that_overwrites_its_argument_undeclared_is_named(training: bool, of_an_input: bool) -> None:
-    """Not what gave the value that it overwrites, nor what reads it later."""
+    """The operator itself is named: not the source of the value that it overwrites, nor a later reader."""
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x if of_an_input else x * 3

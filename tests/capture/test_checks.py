@@ -1,4 +1,4 @@
-"""Checks of numbers that are known when the program runs raise what eager raises, in the default configuration."""
+"""Checks of numbers that are known only at run time raise eager's errors, in the default configuration."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

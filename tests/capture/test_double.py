@@ -1,4 +1,4 @@
-"""Double backward through forge.jit, against eager: gradients of gradients, as their users take them."""
+"""Double backward through forge.jit, against eager: gradients of gradients, as users compute them."""
 
 import copy
 import gc
@@ -25,7 +25,7 @@ def leaf(*shape: int) -> torch.Tensor:
 
 
 def orders(function: Function, x: torch.Tensor, count: int = 2, seed: int = 3) -> list[torch.Tensor]:
-    """The gradient of a sum of the outputs, that of its squares, and so on."""
+    """Return the gradient of the sum of the outputs, that of its squares, and so on."""
     torch.manual_seed(seed)
     outputs = function(x)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -208,7 +208,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.one_in(4)
 def test_a_program(name: str) -> None:
-    """Equal to eager, and random numbers are drawn once, in the forward."""
+    """The results are equal to eager's, and random numbers are drawn once, in the forward."""
     assert_as_eager(PROGRAMS[name], leaf(4, 3))
 
 
@@ -240,7 +240,8 @@ def test_a_program_that_changes_its_input() -> None:
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many inputs each forward copies because it changes them and a differentiable backward may read them."""
+    """Return the numbers of inputs that each forward copies because it changes them and a differentiable backward may
+    read them."""
     counts: list[int] = []
     copy_inputs = autograd._copy
 
@@ -253,7 +254,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def second_gradients(run: Function, module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """The gradients of the parameters, those of their squares, and the buffers."""
+    """Return the gradients of the parameters, those of their squares, and the buffers."""
     parameters = list(module.parameters())
     first = torch.autograd.grad(run(x).sin().sum(), parameters, create_graph=True)
     total = sum((gradient * gradient).sum() for gradient in first)
@@ -331,7 +332,7 @@ def test_all_gradients_undefined() -> None:
 
 
 class Straight(torch.autograd.Function):
-    """The backward reads an intermediate of the forward, and is not the forward's derivative."""
+    """A function whose backward reads an intermediate of the forward, and is not the forward's derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -346,7 +347,7 @@ class Straight(torch.autograd.Function):
 
 
 class Exp(torch.autograd.Function):
-    """The backward reads the output."""
+    """A function whose backward reads the output."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -519,7 +520,7 @@ def test_a_function_inside_that_changes_its_argument_is_an_error() -> None:
 
 
 class Weighted(torch.autograd.Function):
-    """g * w, whose own backward is not its derivative."""
+    """The product g * w, whose backward is not its derivative."""
 
     @staticmethod
     def forward(ctx: Any, g: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -608,7 +609,7 @@ def test_an_argument_that_no_gradient_depends_on_has_none() -> None:
 
 @pytest.mark.parametrize("norm", ["layer", "group"])
 def test_results_that_torch_does_not_differentiate_require_none(norm: str) -> None:
-    """The statistics that a norm gives beside its result, and what is computed of them."""
+    """These are the statistics that a norm returns besides its result, and values computed from them."""
     call = {
         "layer": lambda x: torch.native_layer_norm(x, [3], None, None, 1e-5),
         "group": lambda x: torch.native_group_norm(x, None, None, 2, 3, 1, 1, 1e-5),

@@ -1,4 +1,4 @@
-"""Sizes that change from call to call: how many graphs they take, and that every result is eager's."""
+"""Sizes that change from call to call: the number of graphs, and results equal to eager's."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ def _nothing_learnt_before() -> Iterator[None]:
 
 
 class Attention(nn.Module):
-    """Attention whose scores are a matrix; its mask is made from the length."""
+    """An attention whose scores are a matrix, with a mask made from the length."""
 
     def __init__(self, fused: bool) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_twenty_sizes_take_three_graphs(name: str, training: bool) -> None:
 
 
 def graphs_of(net: nn.Module, calls: Sequence[tuple], training: bool) -> int:
-    """Return the number of graphs that the calls take; compare each call with eager, gradients too."""
+    """Return the number of graphs that the calls take; compare each call with eager, including gradients."""
     ours = copy.deepcopy(net)
     jitted = forge.jit(ours)
     for inputs in calls:
@@ -125,7 +125,7 @@ BROADCASTS: dict[str, Callable] = {
 
 @pytest.mark.parametrize("name", BROADCASTS)
 def test_a_row_that_broadcasts_along_a_changing_size_is_not_compared_with_it(name: str) -> None:
-    """The row's 16 stands where the other has its changing size."""
+    """The row has length 16 along the dim in which the other has its changing size."""
     function, row = BROADCASTS[name], torch.randn(16, 1, requires_grad=True)
     jitted = forge.jit(function, dynamic=True)
     for size in (5, 16, 9):
@@ -209,7 +209,7 @@ def test_text_of_growing_length_takes_two_graphs() -> None:
 
 
 def generator() -> tuple[nn.Module, nn.Module]:
-    """A language model that never ends its text, and it compiled."""
+    """Return a language model that never ends its text, and the compiled model."""
     model, _ = zoo.causal("Llama", use_cache=True)
     model.eval().generation_config.eos_token_id = None
     return model, forge.jit(copy.deepcopy(model))
@@ -287,7 +287,7 @@ def test_a_bool_that_values_decide_is_no_input_of_a_region() -> None:
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="Dynamo makes no symbol of a length that is a tensor")
 def test_the_sizes_of_as_strided_in_tensors() -> None:
-    """As LED's encoder has them: torch.div of a length is a tensor."""
+    """LED's encoder has such sizes: torch.div of a length is a tensor."""
 
     def halves(x: torch.Tensor) -> torch.Tensor:
         count = torch.div(x.shape[0], 2, rounding_mode="trunc")
@@ -334,7 +334,7 @@ def test_a_region_shows_memory_of_a_value_of_several_lengths(spread: Callable) -
     ids=["ceil", "floor", "round", "int of a product", "int of a root", "ceil of whole numbers"],
 )
 def test_a_region_computes_lengths_by_way_of_fractions(length: Callable) -> None:
-    """As MobileViT and Swin pad images to whole patches."""
+    """MobileViT and Swin pad images to whole patches in this way."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.new_zeros(length(x.shape[0])) + (x * 2).sum()
@@ -347,7 +347,7 @@ def test_a_region_computes_lengths_by_way_of_fractions(length: Callable) -> None
 
 
 def test_a_region_of_a_length_that_values_decide_is_compiled_for_the_lengths_that_it_may_have() -> None:
-    """Inductor's cache does not look at the bounds, which it asserts: at most as many as the tensor has."""
+    """Inductor's cache does not check the bounds, which Inductor asserts: at most the number of elements."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.nonzero().float() * 2
@@ -406,7 +406,7 @@ def test_a_program_is_compiled_once_for_all_sizes(name: str) -> None:
 @pytest.mark.parametrize("shape", [(2, 3), (1, 4, 2)], ids=str)
 @pytest.mark.one_in(2)
 def test_what_is_padded_or_cut_as_the_length_decides(shape: tuple[int, ...], more: int) -> None:
-    """torch's kernel clones the input at some sizes, and lays it out anew at others."""
+    """torch's kernel clones the input at some sizes, and changes its layout at others."""
 
     def evened(x: torch.Tensor) -> torch.Tensor:
         return F.pad(x.sin().movedim(-1, 1), (*[0, 0] * len(shape[1:]), 0, more * (x.shape[-1] % 2))).cos()

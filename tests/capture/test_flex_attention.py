@@ -1,4 +1,4 @@
-"""flex_attention is compiled by torch where a program calls it: its scores are not held."""
+"""Calls of flex_attention are compiled by torch inside a program: their scores are not materialized."""
 
 import warnings
 
@@ -30,7 +30,7 @@ def qkv(length: int, heads: int = 4) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def test_inference_runs_a_kernel_at_every_length() -> None:
-    """Of a score function that reads a tensor, and a mask of blocks."""
+    """The score function reads a tensor, and the mask has blocks."""
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: object) -> torch.Tensor:
         return flex_attention(q, k, v, score_mod=biased, block_mask=mask).square()
@@ -76,7 +76,7 @@ def test_a_call_that_torch_cannot_compile_runs_in_eager_and_says_so(monkeypatch:
 
 
 def test_a_compiled_backward_runs_again_while_its_graph_is_retained() -> None:
-    """Torch differentiates no flex_attention on a CPU: another function stands in for its kernel."""
+    """torch does not differentiate flex_attention on a CPU: another function stands in for its kernel."""
 
     def compute(x: torch.Tensor) -> torch.Tensor:
         return ((x @ x).sin() @ x).sin()

@@ -1,4 +1,4 @@
-"""forge.jit(freeze=True): folded weights, and what becomes of them when a weight changes."""
+"""The weights folded by forge.jit(freeze=True), and the effects of a changed weight."""
 
 import copy
 import gc
@@ -58,7 +58,7 @@ class Projected(nn.Module):
 
 
 def settled(model: nn.Module) -> nn.Module:
-    """In evaluation, with statistics of its own."""
+    """Return the model in evaluation, with its own statistics."""
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point():
             buffer.uniform_(0.5, 2) if name.endswith("var") else buffer.normal_()
@@ -70,7 +70,7 @@ ROWS = torch.linspace(-1, 1, 48).view(6, 8)
 
 
 def folded_times(jitted: Callable) -> int:
-    """Return how often values were computed from weights."""
+    """Return the number of times values were computed from weights."""
     return sum(each.times for each in handle_of(jitted).folded_weights())
 
 
@@ -134,7 +134,7 @@ def test_linear_layers_of_one_input_are_one() -> None:
 
 
 class Scaled(nn.Module):
-    """A weight that is computed again in each call."""
+    """A module with a weight that each call recomputes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -402,7 +402,7 @@ def test_after_a_change_what_was_folded_is_computed_again(change: Callable[[nn.M
 
 
 class Kept(nn.Module):
-    """A layer of whose weight a step of training leaves the element in the middle as it is."""
+    """A layer with a weight whose middle element a training step does not change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -727,7 +727,7 @@ def test_it_is_an_option_of_the_backend_too() -> None:
 
 
 class Doubled(nn.Module):
-    """A weight that is computed of another, which a part of the input does not reach."""
+    """A weight computed from another, which does not depend on a part of the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -738,7 +738,7 @@ class Doubled(nn.Module):
 
 
 def gradient(model: nn.Module) -> torch.Tensor:
-    """Of all columns but the middle one, in which the element lies that is looked at."""
+    """Return the gradient of all columns but the middle one, which contains the checked element."""
     x = torch.randn(5, 16)
     x[:, 8] = 0
     with torch.enable_grad():
@@ -824,7 +824,7 @@ def test_a_batch_norm_of_dtypes_that_torch_refuses_is_refused(part: str) -> None
 
 
 class Large(nn.Module):
-    """A weight of more bytes than are compared as a whole."""
+    """A module with a weight of more bytes than are compared as a whole."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -115,7 +115,7 @@ def test_steps_run_the_program_alone_after_the_second(monkeypatch: pytest.Monkey
 
 
 class _ReplacesWeight(StoppingCriteria):
-    """Ends no text. Gives the model another weight for its logits when the text has 14 tokens."""
+    """A criterion that never stops, and that replaces the model's output weight once the text has 14 tokens."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -238,7 +238,7 @@ def test_generations_replay_the_graph_of_the_first(monkeypatch: pytest.MonkeyPat
     jitted = forge.jit(model, cuda_graphs=True)
 
     def replayed() -> int:
-        """Return how many runs were replayed, of the last recording."""
+        """Return the number of replayed runs of the last recording."""
         return max((each._runs for each in graphs), default=0)
 
     graphs: list[cuda_graphs.Graph] = []

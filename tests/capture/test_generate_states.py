@@ -1,4 +1,4 @@
-"""forge's decoding loop for caches beside those of keys and values, and for prompts with images."""
+"""The decoding loop of forge with caches other than those of keys and values, and with prompts with images."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gradients that the caller sees (torch.autograd.grad, hooks) have eager's strides, and memory that may be written."""
+"""Gradients that the caller observes (torch.autograd.grad, hooks) have eager's strides and writable memory."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Calls of a graph that are given objects, or graphs of their own."""
+"""Calls of a graph with arguments that are objects or graphs."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Functions that torch.vmap and torch.func transform may change what they are given, or give views of it."""
+"""Functions under torch.vmap and torch.func transforms may change their arguments, or return views of them."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Functions of torch that are Python around others: their calls are the program's."""
+"""Functions of torch that are written in Python are inlined: their calls are the program's."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""forge.jit's options, errors and reports; opaque calls; what runs in eager."""
+"""The options, errors and reports of forge.jit; opaque calls; graphs that run in eager."""
 
 import inspect
 import random
@@ -248,7 +248,8 @@ def test_an_opaque_mutation_is_seen():
 
 @pytest.fixture
 def overloads():
-    """torch.ops.forge_overloads.f, of a tensor, of a tensor and a number, and one that writes to its argument."""
+    """Define torch.ops.forge_overloads.f with overloads for a tensor, a tensor and a number, and one that writes to its
+    argument."""
 
     def scale(x, s, negate=False):
         return x * (-s if negate else s)

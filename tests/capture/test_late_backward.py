@@ -1,5 +1,5 @@
-"""Backwards that are compiled when they are needed, after Dynamo has taken its guards: what they are made for holds for
-every size with which the graph runs."""
+"""Backwards that are compiled on demand, after Dynamo has collected its guards: they are correct for every size with
+which the graph runs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -37,7 +37,8 @@ def _nothing_learnt_before() -> Iterator[None]:
 
 
 def eights(question: Callable, prim: Symbol = prims.cosh) -> tuple[OperatorExecutor, list[int]]:
-    """An executor that runs a prim where the question about the rows has the answer yes; the rows of what it ran."""
+    """Return an executor that runs a prim if the answer to a question about its rows is yes, and the list of the rows
+    of its runs."""
     seen: list[int] = []
 
     def eight(x: torch.Tensor) -> torch.Tensor:
@@ -50,7 +51,7 @@ def eights(question: Callable, prim: Symbol = prims.cosh) -> tuple[OperatorExecu
 
 
 def loss_and_more(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A loss, whose backward is compiled with the forward, and sinh, whose derivative is cosh."""
+    """Return a loss, whose backward is compiled with the forward, and sinh, whose derivative is cosh."""
     return x.sum(), x.sinh()
 
 
@@ -68,7 +69,7 @@ def test_a_checker_that_asks_what_is_not_known_declines(name: str) -> None:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_checker_that_asks_while_guards_are_taken_decides(name: str) -> None:
-    """The usual backward: another size is another graph where the answer differs."""
+    """The usual backward: a size with another answer takes another graph."""
     mine, seen = eights(QUESTIONS[name])
     jitted = forge.jit(lambda x: x.sinh(), executors=[mine, "torch"], dynamic=True)
     for size in (8, 9):
@@ -121,7 +122,7 @@ def test_a_gradient_rule_that_asks_what_is_not_known_is_answered_for_each_size(n
 
 
 def slopes(function: Callable, x: torch.Tensor, number: float) -> tuple[torch.Tensor, ...]:
-    """The first derivative and the second."""
+    """Return the first derivative and the second."""
     (first,) = torch.autograd.grad(function(x, number).sum(), x, create_graph=True)
     if not first.requires_grad:  # the zeros that eager gives for x**0
         return first, torch.zeros_like(x)
@@ -129,7 +130,7 @@ def slopes(function: Callable, x: torch.Tensor, number: float) -> tuple[torch.Te
 
 
 class Asking(FusionExecutor):
-    """Fuses the derivatives of sinh and of sin; asks about their rows when it is asked `when`."""
+    """An executor that fuses the derivatives of sinh and of sin, and asks about their rows at the time `when`."""
 
     def __init__(self, question: Callable, when: str) -> None:
         super().__init__("asking")

@@ -1,4 +1,4 @@
-"""Layers: classes whose forward takes the place of that of a jitted model's modules, where it is the same."""
+"""Layers: classes whose forward replaces that of a jitted model's modules if both compute the same."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class RMSNorm(nn.Module):
-    """As Llama writes it."""
+    """An RMSNorm written as in Llama."""
 
     def __init__(self, size: int = 8, eps: float = 1e-6) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def infers(compiled: Any, target: nn.Module, *args: Any) -> list[tuple[str | Non
 
 
 def trains(compiled: Any, target: nn.Module, *args: Any) -> list[tuple[str | None, str]]:
-    """As infers, with gradients."""
+    """Check a call like infers, with gradients."""
     found = []
     for each in (compiled, target):
         y = each(*args)

@@ -73,7 +73,7 @@ def replace(jitted: Callable, net: nn.Module) -> None:
 
 
 def weights_left(make: Callable[[], nn.Module], jit: Callable, use: Callable, count: int) -> int:
-    """Return how many parameters of `count` jitted and deleted models are still there after torch._dynamo.reset()."""
+    """Return how many parameters of `count` jitted and deleted models are alive after torch._dynamo.reset()."""
     weights = []
     for _ in range(count):
         net = make()
@@ -123,7 +123,7 @@ def test_a_deleted_model_is_freed_without_a_reset() -> None:
 
 
 class Traced(Net):
-    """Its frames are in a traceback, as torch's flight recorder has those of each collective."""
+    """A module whose frames are in a traceback, as torch's flight recorder keeps them for each collective."""
 
     tracebacks: ClassVar[list[CapturedTraceback]] = []
 
@@ -135,7 +135,7 @@ class Traced(Net):
 
 
 def programs_left(make: Callable[[], nn.Module]) -> list[Any]:
-    """Return the programs that are there once a jitted model was trained and deleted."""
+    """Return the programs that are alive after a jitted model was trained and deleted."""
     jitted = forge.jit(make())
     handle = handle_of(jitted)
     backward(jitted, jitted)
@@ -149,7 +149,7 @@ def programs_left(make: Callable[[], nn.Module]) -> list[Any]:
     "make", [Net, Breaking, pytest.param(Opaque, marks=pytest.mark.slow), Traced], ids=lambda make: make.__name__
 )
 def test_the_programs_of_a_deleted_model_are_freed_without_a_reset(make: Callable) -> None:
-    """Those behind a graph break are in the cache of a method's code, which lives as long as the class."""
+    """Programs after a graph break are in the cache of a method's code, which lives as long as the class."""
     for _ in range(2):
         assert programs_left(make) == []
 
@@ -286,7 +286,7 @@ RETURN_WHAT_IS_SAVED: dict[str, Callable] = {
 
 @pytest.mark.parametrize("name", RETURN_WHAT_IS_SAVED)
 def test_results_are_freed_where_no_backward_runs(name: str) -> None:
-    """The forward's node saves a view of a result, whose history is that node."""
+    """The node of the forward saves a view of a result, whose history is that node."""
     function = RETURN_WHAT_IS_SAVED[name]
     assert memory_left(forge.jit(lambda x, w: function(x @ w)), torch.randn(4, 4, requires_grad=True)) == 0
 
@@ -296,7 +296,8 @@ def test_results_of_a_module_are_freed_where_no_backward_runs() -> None:
 
 
 def memory_left(jitted: Callable, *others: torch.Tensor) -> int:
-    """Return how many results of three calls have memory after they were deleted, without the garbage collector."""
+    """Return the number of results of three calls whose memory is alive after deletion, without the garbage
+    collector."""
     jitted(X, *others)  # compiles
     gc.disable()
     try:

@@ -147,7 +147,7 @@ layer = nn.MultiheadAttention(3, 1).requires_grad_(False)
 
 
 def of_a_layer(x: torch.Tensor) -> torch.Tensor:
-    """Masks of two dtypes."""
+    """Return masks of two dtypes, like a layer."""
     x, padding = x[:, None], torch.zeros(1, 2, dtype=torch.bool)
     return layer(x, x, x, key_padding_mask=padding, attn_mask=torch.zeros(2, 2))[0]
 

@@ -33,7 +33,7 @@ def _operators() -> Iterator[None]:
 
 @torch.library.custom_op("missing_python::first", mutates_args=())
 def first(x: Tensor, w: Tensor) -> Tensor:
-    """Its gradient is of x alone."""
+    """Compute a product whose gradient is of x alone."""
     return x * w
 
 
@@ -43,7 +43,7 @@ first.register_autograd(lambda ctx, g: (g * 3, None))
 
 @torch.library.custom_op("missing_python::raises", mutates_args=())
 def raises(x: Tensor) -> Tensor:
-    """It has no autograd, and says so in its backward."""
+    """Return a result without autograd support, whose backward raises."""
     return x * 2
 
 
@@ -52,13 +52,13 @@ raises.register_fake(torch.empty_like)
 
 @torch.compiler.allow_in_graph
 def ended(x: Tensor) -> Tensor:
-    """Its result has no history."""
+    """Return a result without a history."""
     with torch.no_grad():
         return x * 2
 
 
 def outcome(function: Callable, *, steps: int = 1) -> list[Any]:
-    """Return a function's results and gradients, or the error of its backward."""
+    """Return the results and gradients of a function, or the error of its backward."""
     torch.manual_seed(0)
     x, w = (torch.randn(4, requires_grad=True) for _ in range(2))
     found: list[Any] = []
@@ -137,7 +137,7 @@ TWICE = [name for name in CASES if name not in OTHERS]
 
 
 def twice(function: Callable) -> list[Any]:
-    """Gradients with a history, and where there is one, the gradients of those: zeros where there are none."""
+    """Return gradients with a history, and the gradients of those that have one, zeros for missing ones."""
     torch.manual_seed(0)
     x, w = (torch.randn(4, requires_grad=True) for _ in range(2))
     first = torch.autograd.grad(function(x, w).sum(), (x, w), create_graph=True, allow_unused=True)

@@ -1,4 +1,4 @@
-"""torch.compile's modes are presets of forge's options, by forge.jit, by torch.compile and by transformers."""
+"""The modes of torch.compile as presets of forge's options, in forge.jit, torch.compile and transformers."""
 
 import copy
 
@@ -53,7 +53,7 @@ def llama() -> LlamaForCausalLM:
 
 
 def config_for_cpus(**options: str) -> CompileConfig:
-    """Return a config by which `generate` compiles on a CPU, too."""
+    """Return a config with which `generate` compiles on a CPU, too."""
     config = CompileConfig(**options)
     config._compile_all_devices = True
     return config

@@ -1,5 +1,5 @@
-"""Jitted functions inside other programs: jit in jit, torch.compile, checkpoints, DDP, workers, forks, threads; and
-what Dynamo must not see of forge."""
+"""Jitted functions inside other programs: jit in jit, torch.compile, checkpoints, DDP, workers, forks, threads; and the
+parts of forge that Dynamo must not trace."""
 
 import subprocess
 import sys
@@ -96,7 +96,7 @@ def test_a_jitted_module_inside_a_checkpoint_has_its_gradients(reentrant: bool) 
 
 
 class Noted(nn.Module):
-    """Changes statistics and a counter while it runs, and draws random numbers."""
+    """A module that changes statistics and a counter while it runs, and draws random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def test_a_jit_made_and_first_called_under_force_eager_compiles_nothing_there() 
 
 @pytest.fixture
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files of the frames that Dynamo converts."""
+    """Return the files of the frames that Dynamo converts."""
     seen: list[str] = []
     convert = ConvertFrame.__call__
 
@@ -175,7 +175,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def broken_step(module: nn.Module) -> Callable:
-    """A training step that does between graphs all that runs forge's own Python."""
+    """Return a training step that runs all of forge's own Python between graphs."""
     inner = forge.jit(double)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,7 @@ def test_distributed_data_parallel_has_the_gradients(wrap: Callable, one_process
 
 
 class Doubled(Dataset):
-    """Items made by a jitted function, which was compiled in the parent or is compiled in the worker."""
+    """A dataset whose items are made by a jitted function, compiled in the parent or in the worker."""
 
     def __init__(self, call: Callable, *, compiled: bool) -> None:
         self.call = call
@@ -254,7 +254,8 @@ def test_a_jitted_function_runs_in_the_workers_of_a_loader(compiled: bool) -> No
 
 
 def in_a_process(program: str) -> None:
-    """Runs it in an interpreter of its own: what torch's autograd has done here decides whether a fork may use it."""
+    """Run a program in its own interpreter: uses of torch's autograd in this process decide whether a fork may use
+    it."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
 
@@ -371,7 +372,7 @@ def test_an_interpreter_that_ends_waits_for_its_threads_calls() -> None:
 
 @pytest.fixture
 def _switching() -> Iterator[None]:
-    """The interpreter changes threads as often as it can."""
+    """Make the interpreter switch threads as often as it can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

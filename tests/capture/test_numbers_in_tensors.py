@@ -1,4 +1,4 @@
-"""Numbers of NumPy and in 0-d tensors that torch's functions take for lengths, dims and places."""
+"""NumPy numbers and 0-d tensors that torch's functions take as lengths, dims and indices."""
 
 from collections.abc import Callable
 
@@ -73,7 +73,7 @@ def test_a_known_number_is_read(name: str, kind: str) -> None:
     ids=["in place", "through a view", "by an assignment", "as a result"],
 )
 def test_a_number_that_changes_is_read_where_it_is_used(change: Callable) -> None:
-    """Of what a tensor held, Dynamo keeps the last."""
+    """Dynamo keeps only the last value of a tensor."""
 
     def parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         n = torch.tensor(3)

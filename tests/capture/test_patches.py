@@ -1,7 +1,7 @@
-"""Each patch of torch is needed: a program that is right with it is not without it.
+"""Each patch of torch is needed: a program that is correct with it is not correct without it.
 
-A test that fails with "is no longer needed" says that this torch does by itself what the patch is for: `before` of the
-patch has to name this version. Each version that forge supports is judged; of a newer one, the test is an xfail.
+A test that fails with "is no longer needed" means that this torch no longer needs the patch: its `before` has to name
+this version. The test applies to each version that forge supports; with a newer one, it is an xfail.
 """
 
 import importlib
@@ -34,7 +34,7 @@ PROBES: dict[str, Callable[[], bool]] = {}
 
 
 def probe(*names: str) -> Callable:
-    """Register a function that says whether a program is right, for the patches of these names."""
+    """Register a function that returns whether a program is correct, for the patches of these names."""
 
     def register(function: Callable[[], bool]) -> Callable[[], bool]:
         PROBES.update(dict.fromkeys(names, function))
@@ -48,7 +48,7 @@ def _jit(function: Callable, **options: object) -> Callable:
 
 
 class _Two(torch.autograd.Function):
-    """Two outputs; a gradient that is not there is None."""
+    """A function with two outputs; a missing gradient is None."""
 
     @staticmethod
     def forward(ctx, x):
@@ -61,7 +61,7 @@ class _Two(torch.autograd.Function):
 
 
 class _Tripled(torch.autograd.Function):
-    """Its backward is not the derivative of its forward."""
+    """A function whose backward is not the derivative of its forward."""
 
     @staticmethod
     def forward(x):
@@ -237,7 +237,7 @@ _HOLDERS = (_Holder, lambda: torch.nn.Linear(2, 2), lambda: lambda: None, lambda
 
 def _sees_what_comes_later(function: Callable) -> bool:
     """Return whether `function` sees a new attribute of an object, a torch module, a function and a Python module. It
-    returns its argument as long as there is none."""
+    returns its argument if there is none."""
     return all(sees(function, make) for sees in (_sees_what_is_set, _sees_what_the_program_sets) for make in _HOLDERS)
 
 
@@ -342,7 +342,7 @@ def a_folded_weight_can_be_swapped() -> bool:
 
 
 def _sees_a_write(write: Callable[[torch.nn.Parameter], None]) -> bool:
-    """Return whether a folded weight, of which few elements are compared, is computed again after a write to it."""
+    """Return whether a folded weight, only some elements of which are compared, is recomputed after a write to it."""
     holder, x = torch.nn.Module(), torch.ones(2, 16)
     holder.weight = torch.nn.Parameter(torch.randn(16, 16), requires_grad=False)
     holder.forward = lambda x: x @ (holder.weight * 2).t()
@@ -370,7 +370,7 @@ def a_write_to_an_array_is_seen() -> bool:
 
 
 def _fused(function: Callable, *inputs: torch.Tensor) -> object:
-    """Return what a program with regions computes; an error of Inductor's is raised."""
+    """Return the results of a program with regions; raise Inductor's errors."""
     return forge.jit(function, cache=False, strict=True)(*inputs)
 
 
@@ -443,7 +443,7 @@ _PROBED = [each for each in PATCHES if str(each) in PROBES and each.not_probed i
 
 @pytest.fixture
 def _regions_of_their_own(patch: Patch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Inductor compiles each program anew, with the patch and without."""
+    """Make Inductor compile each program anew, with the patch and without."""
     if patch.scope is not Scope.COMPILE:
         yield
         return

@@ -1,4 +1,4 @@
-"""Every program of the table gives, under forge.jit, what it gives in eager: with regions that torch's operators run
+"""Every program of the table has the same effects under forge.jit as in eager, with regions that torch's operators run
 between checks, and with those that Inductor compiles."""
 
 import warnings

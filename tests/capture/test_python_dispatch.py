@@ -1,5 +1,5 @@
-"""Tensors whose operators their class runs, and dispatch modes, around jitted functions in the default configuration:
-no region's code and no kernel is given memory that is not there."""
+"""Tensor subclasses with __torch_dispatch__, and dispatch modes, around jitted functions in the default configuration:
+no compiled region or kernel gets memory that does not exist."""
 
 import warnings
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import forge
 
 
 class Pair(torch.Tensor):
-    """Two tensors in one: operators run on both."""
+    """A pair of tensors in one: operators run on both."""
 
     @staticmethod
     def __new__(cls, a: torch.Tensor, b: torch.Tensor) -> "Pair":

@@ -1,4 +1,4 @@
-"""Branches on random numbers that all draws decide alike, as layers are dropped at random in speech models."""
+"""Branches on random numbers that are the same for all draws, such as layers dropped at random in speech models."""
 
 from collections.abc import Callable
 

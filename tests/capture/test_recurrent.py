@@ -1,4 +1,4 @@
-"""Recurrent modules are captured with what is around them: values, gradients, states, random dropout."""
+"""Recurrent modules are captured with the surrounding program: values, gradients, states, random dropout."""
 
 import copy
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Tagger(nn.Module):
 
 
 def same(model: nn.Module, *inputs: Any, **options: Any) -> forge.Explanation:
-    """That outputs and gradients are eager's, from the same random state."""
+    """Check that outputs and gradients are eager's, from the same random state."""
     model(*inputs)  # lazy layers
     jitted = forge.jit(model, **options)
     found = []
@@ -124,7 +124,7 @@ def test_lengths_modes_dtypes_and_copies() -> None:
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.slow
 def test_gradients_have_gradients(kind: Callable, dropout: float) -> None:
-    """Where torch's own kernel has none (an LSTM's), too."""
+    """This includes second gradients that torch's own kernel does not have (an LSTM's)."""
     model = kind(3, 5, 2, dropout=dropout).double()
     x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
     found = []
@@ -149,7 +149,7 @@ def test_a_long_sequence_is_one_call() -> None:
 
 
 def skip_without_kernel(layer: nn.Module) -> None:
-    """Skip the test of a layer under autocast where eager raises: oneDNN has LSTMs in bfloat16 for AVX512 alone."""
+    """Skip the test of a layer under autocast if eager raises: oneDNN has bfloat16 LSTMs for AVX512 only."""
     try:
         with torch.autocast("cpu", torch.bfloat16):
             layer(torch.randn(5, 2, layer.input_size))

@@ -18,7 +18,7 @@ def _double(*inputs: Any) -> tuple[torch.Tensor, ...]:
 def _calls_of_python(
     program: Callable[..., tuple[torch.Tensor, ...]], inputs: Callable[[torch.Tensor, int], tuple[Any, ...]]
 ) -> int:
-    """Return how many of six calls ran the function, and not the program alone."""
+    """Return the number of calls, out of six, that ran the function and not only the program."""
     recorder, calls = CallRecorder(), 0
     recorded = recorder.wrap(program)
 

@@ -1,4 +1,5 @@
-"""Retained records of compiled programs: explain's, the stages of small ones, nothing of those that are gone."""
+"""Retained records of compiled programs: those that explain reads, the stages of small programs, nothing of freed
+ones."""
 
 import gc
 import weakref
@@ -17,13 +18,14 @@ from forge.ir.structure import key_of
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program of twenty calls is a large one, and is not from the disk: then all stages are compiled on request."""
+    """Make a program of twenty calls a large one that is not read from disk, so that its stages are compiled on
+    request."""
     monkeypatch.setenv("FORGE_CACHE", "0")
     monkeypatch.setattr(report, "MAX_CALLS", 20)
 
 
 def curve(x: torch.Tensor) -> torch.Tensor:
-    """Some calls, among them ones that consist of others."""
+    """Compute a curve in some calls, including composite ones."""
     for _ in range(4):
         x = torch.nn.functional.gelu(x).softmax(-1)
     return x.sum()

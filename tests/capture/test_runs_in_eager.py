@@ -156,7 +156,7 @@ def test_a_call_that_raises_is_captured_again() -> None:
 
 
 class Bounded(torch.nn.Module):
-    """A module that raises an exception of its own, in a method, and notes when its Python runs."""
+    """A module with a method that raises its own exception, and that notes when its Python runs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def executed(name: str) -> Callable[[Path], dict[str, Any]]:
 
 
 def loaded(folder: Path) -> dict[str, Any]:
-    """By importlib, without sys.modules."""
+    """Load a module by importlib, without sys.modules."""
     path = folder / "loaded_elsewhere.py"
     path.write_text(SOURCE)
     spec = importlib.util.spec_from_file_location("loaded_elsewhere", path)

@@ -15,7 +15,7 @@ X = torch.linspace(-1, 1, 8).view(2, 4)
 
 
 def classes() -> tuple[type, type, type]:
-    """A module's class, its subclass, and one that holds a module."""
+    """Return a module's class, its subclass, and the class of a container module."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -67,7 +67,7 @@ def test_a_forward_that_is_patched_on_a_class_of_torchs_is_used(monkeypatch: pyt
 
 
 class Helpers:
-    """Methods of several kinds, for modules and for others."""
+    """Methods of several kinds, for modules and other classes."""
 
     def method(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -91,7 +91,7 @@ class Helpers:
 
 
 def scaled(by: float) -> Callable:
-    """Functions of the same code."""
+    """Return a function with the same code as the others and its own factor."""
     return lambda self, x: x * by
 
 

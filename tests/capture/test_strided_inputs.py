@@ -1,5 +1,5 @@
-"""as_strided, unfold and views of another dtype of inputs that begin further on in their memory, and writes through
-them, in the default configuration: one compiled function is called with inputs at several places."""
+"""as_strided, unfold and views of another dtype of inputs with a storage offset, and writes through them, in the
+default configuration: one compiled function is called with inputs at several offsets."""
 
 import warnings
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import forge
 
 
 def through(show: Callable, write: Callable) -> Callable:
-    """A program that writes through a view and gives what the input is then."""
+    """Return a program that writes through a view and returns the changed input."""
 
     def program(x: torch.Tensor) -> tuple:
         write(show(x))
@@ -130,7 +130,7 @@ AS_IT_IS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.usefixtures("compiled_regions")
 @pytest.mark.parametrize("name", AS_IT_IS)
 def test_what_an_input_is_returned_as_lies_where_the_input_does(name: str) -> None:
-    """torch's function for fake tensors gives a copy, in row-major order and at the start of its memory."""
+    """torch's function for fake tensors returns a copy, in row-major order and without an offset."""
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         kept = AS_IT_IS[name](x)

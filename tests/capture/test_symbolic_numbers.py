@@ -1,4 +1,4 @@
-"""Numbers that are symbols: lengths, dims and floats given to a function that is compiled with dynamic=True."""
+"""Symbolic numbers: lengths, dims and floats as arguments of a function that is compiled with dynamic=True."""
 
 import math
 from collections.abc import Callable
@@ -115,7 +115,7 @@ def test_a_number_is_found_among_numbers_of_a_closure() -> None:
 
 
 class Whole(FusionExecutor):
-    """Takes every call."""
+    """An executor that takes every call."""
 
     def can_fuse(self, bound: BoundSymbol) -> bool:
         return True
@@ -126,7 +126,7 @@ class Whole(FusionExecutor):
 
 @pytest.mark.parametrize("executors", [["torch"], [Whole("whole"), "torch"]], ids=["torch", "a fuser"])
 def test_a_length_that_only_the_inside_of_a_call_reads_is_there(executors: list) -> None:
-    """The gradient of linear flattens what it is given; no argument of a call says to what length."""
+    """The gradient of linear flattens its input; no argument of a call has the flattened length."""
     linear = torch.nn.Linear(4, 3)
     jitted = forge.jit(lambda x: torch.sin(linear(x)), dynamic=True, fullgraph=True, executors=executors)
     for length in (5, 7):
@@ -154,7 +154,7 @@ def test_a_tensors_value_has_no_symbol_in_forge_trace() -> None:
 
 
 class Padded(torch.nn.Module):
-    """Pads by as many as a buffer says, which Dynamo reads as a number."""
+    """A module that pads by the number in a buffer, which Dynamo reads."""
 
     def __init__(self, mode: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The errors of torch for bad arguments come out of a jitted function with torch's own types."""
+"""Errors of torch for bad arguments are raised by a jitted function with torch's own types."""
 
 import re
 import warnings
@@ -54,7 +54,7 @@ REFUSED: dict[str, Callable] = {
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_torch_refuses_while_it_runs_is_caught_by_the_program(name: str, requires_grad: bool) -> None:
-    """Dynamo's fake tensors let these pass."""
+    """Dynamo's fake tensors do not detect these."""
 
     def program(x: torch.Tensor) -> tuple:
         y = x * 2
@@ -99,7 +99,7 @@ CAUGHT: dict[str, Callable] = {
 
 @pytest.mark.parametrize("name", CAUGHT)
 def test_what_a_program_catches_is_eagers(name: str) -> None:
-    """Since torch 2.15, Dynamo would go on with an error of its own, and RuntimeError for any that torch raises."""
+    """Since torch 2.15, Dynamo would go on with its own error, and with RuntimeError for any error of torch."""
 
     def program(x: torch.Tensor) -> tuple:
         try:

@@ -1,4 +1,4 @@
-"""torch.func and torch.vmap inside a jitted function and around one; torch's own state after a failure."""
+"""The transforms torch.func and torch.vmap inside a jitted function and around one; torch's state after a failure."""
 
 import warnings
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def sample() -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _torch_is_left_as_it_was() -> Any:
-    """After each test, saved-tensor hooks work, and no transform is active."""
+    """Check after each test that saved-tensor hooks work, and that no transform is active."""
     yield
     x = torch.ones(3, requires_grad=True)
     checkpoint(lambda x: (x.sin() * x).sum(), x, use_reentrant=False).backward()
@@ -274,7 +274,7 @@ CASES = [(name, dynamic) for name in NATIVE for dynamic in (False, True) if (nam
 @pytest.mark.parametrize(("name", "dynamic"), CASES)
 @pytest.mark.one_in(8)
 def test_a_transform_is_recorded(name: str, dynamic: bool) -> None:
-    """One graph without an opaque call, with eager's values, gradients, and gradients of these."""
+    """It is one graph without an opaque call, with eager's values, gradients, and second gradients."""
     function = NATIVE[name]
     jitted = forge.jit(function, dynamic=dynamic, fullgraph=True)
     given = [sample().requires_grad_() for _ in range(2)]
@@ -312,7 +312,7 @@ TWO_OF_A_KIND = {
 
 @pytest.mark.parametrize("name", TWO_OF_A_KIND)
 def test_two_transforms_of_one_input_are_two(name: str) -> None:
-    """Also where what they give is read on the way, and where gradients flow through both."""
+    """This holds even if their results are read in between, and if gradients flow through both."""
     first, second = TWO_OF_A_KIND[name]
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -391,7 +391,7 @@ def test_a_call_without_a_history_has_none_outside() -> None:
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian], ids=["grad", "hessian"])
 def test_what_torch_differentiates_by_values_is_an_opaque_call(transform: Callable) -> None:
-    """torch has two derivatives of a determinant; fake tensors do not say which one is meant."""
+    """torch has two derivatives of a determinant; fake tensors do not determine which one applies."""
 
     def function(A: torch.Tensor) -> torch.Tensor:
         return transform(torch.linalg.det)(A)

@@ -1,4 +1,4 @@
-"""Kernels and layers that were named and are not used: one warning each, with the reason."""
+"""Requested kernels and layers that are not used: one warning each, with the reason."""
 
 import warnings
 from typing import Any

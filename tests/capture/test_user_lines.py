@@ -135,7 +135,7 @@ def test_an_error_of_what_is_written_back_has_the_users_line(grad: bool) -> None
 
 
 class Failing(FusionExecutor):
-    """Takes all calls; its functions raise."""
+    """An executor that takes all calls, and whose functions raise."""
 
     def can_fuse(self, bound: Any) -> bool:
         return True

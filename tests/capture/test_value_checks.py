@@ -1,4 +1,4 @@
-"""Losses that look at values are part of one program; what they refuse is refused when it runs."""
+"""Losses that check values are part of one program; bad values are refused at run time."""
 
 import pytest
 import torch

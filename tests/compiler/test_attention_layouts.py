@@ -11,7 +11,8 @@ from forge.torch_internals.fake_tensors import FakeTensorMode
 def test_gradients_of_grouped_attention_have_the_strides_of_its_arguments(
     backend: SDPBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch 2.11 counts no operations of fewer heads, and a call that raises would be taken to give row-major order."""
+    """torch 2.11 does not count operations with fewer heads, and a call that raises would be assumed to be
+    row-major."""
     monkeypatch.setattr(attention, "_choice", lambda call, leaves: backend.value)
     wanted = (True, True, True, False)
     with torch.no_grad(), FakeTensorMode(), _Operators(counts=True) as operators:

@@ -1,4 +1,4 @@
-"""An Executable, which runs, and its CompileReport, which explains: neither keeps the other in memory."""
+"""The ownership of an Executable, which runs, and its CompileReport, which explains: neither keeps the other alive."""
 
 import gc
 import weakref

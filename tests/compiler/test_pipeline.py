@@ -43,7 +43,7 @@ def test_no_pass_decides_itself_not_to_run() -> None:
 
 
 def conditional_returns(function: ast.FunctionDef) -> Iterator[bool]:
-    """Yield, for each condition of a function, whether it gives the function's trace unchanged."""
+    """Yield, for each condition of a function, whether it returns the function's trace unchanged."""
     for node in ast.walk(function):
         if isinstance(node, ast.If | ast.Match | ast.For | ast.While):
             yield any(isinstance(each, ast.Return) and is_trace(each.value) for each in ast.walk(node))

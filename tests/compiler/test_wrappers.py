@@ -1,4 +1,4 @@
-"""The functions around a program's call are one list, and the report names those that a call has."""
+"""The functions around a program's call are one list, and the report names those of each call."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Two processes for all tests of this folder that one process of pytest runs: to start them takes seconds."""
+"""Fixtures of the distributed tests: all tests of this folder in one pytest process share two processes, because
+starting them takes seconds."""
 
 from collections.abc import Iterator
 
@@ -18,7 +19,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture
 def nccl() -> Iterator[None]:
-    """A process group of this process alone, on a GPU."""
+    """Yield a process group of this process alone, on a GPU."""
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
     if torch.distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""Functional collectives in programs: values, gradients, and that every process communicates in the same order."""
+"""Functional collectives in programs: values, gradients, and the same order of communication in every process."""
 
 import pytest
 import torch

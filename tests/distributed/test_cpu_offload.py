@@ -1,4 +1,4 @@
-"""Parameters that are offloaded to host memory: gathered on the device, their gradients reduced there, copied back."""
+"""Parameters offloaded to host memory: gathered on the device, their gradients reduced there and copied back."""
 
 import copy
 from typing import Any

@@ -1,4 +1,5 @@
-"""DistributedDataParallel: gradients leave the backward of a jitted model in parts, so that they are sent meanwhile."""
+"""Jitted models under DistributedDataParallel: gradients leave the backward in parts, so that communication
+overlaps."""
 
 import pytest
 import torch

@@ -1,6 +1,7 @@
-"""The examples of docs/how-to/distributed.md, run by two processes that are there already.
+"""The examples of docs/how-to/distributed.md, run by the two existing processes.
 
-tests/test_docs.py runs them as the document says."""
+tests/test_docs.py runs them as the document says.
+"""
 
 import re
 from pathlib import Path

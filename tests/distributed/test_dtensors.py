@@ -1,4 +1,4 @@
-"""Programs on DTensors are programs of local calls and collectives, whatever DTensors do for a function."""
+"""Programs on DTensors are compiled to local calls and collectives, for every function of DTensors."""
 
 from typing import Any
 
@@ -64,7 +64,8 @@ def test_processes_drop_parts_of_their_own_and_what_all_have_together(
 
 @pytest.mark.parametrize("place", [Shard(0), Shard(2), Replicate()], ids=str)
 def test_parts_are_drawn_by_their_place_where_generators_have_offsets(place: Any, pair: Pair) -> None:
-    """512 numbers of 1024 are a part. Attention of CPUs drops scores, of which there are others than results."""
+    """The 512 numbers of a part belong to 1024. Attention on CPUs drops scores, whose number differs from that of
+    results."""
     for rank, found in enumerate(pair.run(drawn_by_part, place)):
         assert found["broken"] == []
         assert found["opaque"] == ["torch.nn.functional.scaled_dot_product_attention of DTensors"]

@@ -1,4 +1,4 @@
-"""Engines that train a jitted model over two processes: the steps, the weights and what is saved are those of a model
+"""Engines that train a jitted model over two processes: the steps, the weights and the saved files are those of a model
 in eager."""
 
 import inspect
@@ -27,7 +27,7 @@ HALF = {"rtol": 0.05, "atol": 0.02}
 
 
 def _check(found: dict[str, Any], graphs: int, sharded: str | None = None, **tolerance: float) -> None:
-    """Compare with eager; `graphs`: how many there are at most. sharded: the class of each block."""
+    """Compare with eager. graphs: the maximum number of graphs. sharded: the class of each block."""
     ours, eager = found["forge"], found["eager"]
     assert found["broken"] == [] and found["warned"] == []
     assert 1 < found["graphs"] <= graphs and found["regions"]
@@ -60,7 +60,7 @@ def test_accelerate_trains_in_bfloat16(pair: Pair, tmp_path: Path) -> None:
 @SLOW
 @pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
 def test_accelerate_shards_every_jitted_block(mixed_precision: str, pair: Pair, tmp_path: Path) -> None:
-    """Accelerate shards the modules of one class, which it finds by the name."""
+    """Accelerate shards the modules of a class, which it finds by name."""
     pytest.importorskip("accelerate")
     half = mixed_precision == "bf16"
     for found in pair.run(accelerated, str(tmp_path), "blocks", sharded=True, mixed_precision=mixed_precision):
@@ -144,7 +144,7 @@ def test_a_jitted_block_that_is_sharded_is_freed_with_its_model(pair: Pair) -> N
 def test_the_recipe_of_torchtitan_trains_and_saves_a_llama(
     jitted: str, parallel: str, graphs: int, pair: Pair, tmp_path: Path
 ) -> None:
-    """Built without memory, parallel, checkpointed, compiled, sharded, and then initialized."""
+    """The model is built on the meta device, parallelized, checkpointed, compiled, sharded, and then initialized."""
     if parallel == "tp" and TORCH < (2, 13):
         pytest.skip("torch leaves gradients of norms under SequenceParallel partial, and neither clips nor saves those")
     for found in pair.run(titan, str(tmp_path), jitted, parallel):

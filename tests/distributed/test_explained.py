@@ -1,4 +1,5 @@
-"""forge.explain of programs that communicate: their messages, what overlaps with them, and how processes differ."""
+"""Reports of forge.explain on programs that communicate: their messages, the overlap, and differences between
+processes."""
 
 import re
 from pathlib import Path
@@ -32,7 +33,7 @@ def test_messages_that_gather_and_reduce_parameters(pair: Pair) -> None:
 
 @pytest.mark.slow
 def test_a_profile_sends_nothing(pair: Pair) -> None:
-    """The first process alone profiles its program; what overlaps with a message has a time."""
+    """Only the first process profiles its program; the computation that overlaps with a message has a time."""
     profiled, other = pair.run(sharded_report)
     assert profiled["unprofiled"] == [] and profiled["costs"] > 0
     for row in profiled["rows"]:

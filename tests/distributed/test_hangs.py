@@ -1,4 +1,4 @@
-"""A process that waits for a collective says where the others are, in a warning and in the error that ends it."""
+"""A process that waits for a collective reports the other processes' locations, in a warning and in the final error."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ LINE = r"hanging_programs\.py:\d+"
 
 @pytest.fixture
 def own_pair(tmp_path: Path) -> Iterator[Pair]:
-    """Two processes for one test alone, which ends them."""
+    """Yield two processes for a single test, which ends them."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
     made = Pair(tmp_path)

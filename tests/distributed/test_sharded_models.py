@@ -1,4 +1,4 @@
-"""Sharded models as users have them: those of transformers, called by other entries than forward, and changed."""
+"""Sharded models in realistic use: models of transformers, entries other than forward, changed models."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""forge.distributed.shard: parameters are DTensors, gathered and freed by the program; FSDP2 is the reference."""
+"""Sharding by forge.distributed.shard: parameters are DTensors, gathered and freed by the program; FSDP2 is the
+reference."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,5 @@
-"""forge.distributed.simulate: a training step of many processes, by one that allocates and sends nothing."""
+"""Simulation by forge.distributed.simulate: a training step of many processes in one that allocates and sends
+nothing."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -195,7 +196,7 @@ def test_hardware_is_of_positive_numbers() -> None:
 
 
 class Tracker(MemTracker):
-    """torch's, under which forge runs what it compiled: without its hooks of all modules."""
+    """A memory tracker of torch under which forge runs its programs, without hooks on all modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,8 +217,8 @@ def processes() -> Iterator[None]:
 @pytest.mark.parametrize("rows", [4, 256], ids=["parameters", "activations"])
 @pytest.mark.parametrize("width", [64, 66], ids=["even", "uneven"])
 def test_the_peak_is_what_torchs_memory_tracker_sees(width: int, rows: int) -> None:
-    """Of a step that runs, by torch's functions alone: the tracker does not see what Inductor's code allocates. Most
-    memory is that of parameters for few rows, of activations for many."""
+    """The step runs with torch's functions only, because the tracker does not see the allocations of Inductor's code.
+    With few rows, most memory is that of parameters; with many, that of activations."""
     policy = ShardPolicy(**HALF, bucket_mb=0.1, prefetch_mb=0.1)
     model = forge.jit(shard(Stack(width, 4), policy=policy), executors=["torch"], cache=False)
     x = torch.randn(rows, width)
@@ -233,7 +234,7 @@ def test_the_peak_is_what_torchs_memory_tracker_sees(width: int, rows: int) -> N
 
 
 class WithResult(Stack):
-    """A model that also returns what a step does not need, as the logits of transformers' models."""
+    """A model that also returns a value that the step does not need, like the logits of transformers' models."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = self.layers(x)
@@ -266,7 +267,7 @@ def test_a_gradient_whose_rows_are_uneven_is_copied_once() -> None:
 
 
 def _exposed(simulation: Simulation) -> list[str]:
-    """The last line of the table: milliseconds of each phase and of the step, and a part of that."""
+    """Return the last line of the table: the milliseconds of each phase and of the step, and a fraction."""
     seconds = [each.exposed_seconds for each in simulation.phases]
     share = sum(seconds) / simulation.seconds
     return [*[f"{each * 1e3:.1f}" for each in (*seconds, sum(seconds))], f"{share:.1%}"]

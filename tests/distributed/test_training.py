@@ -1,4 +1,4 @@
-"""What a training loop does with a sharded model besides a step."""
+"""Operations of a training loop on a sharded model besides a step."""
 
 import torch
 from training_programs import averaged, penalized, products

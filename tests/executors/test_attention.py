@@ -1,4 +1,4 @@
-"""Attention's kernels of a GPU, on fake tensors: what they keep has the metadata that programs promise."""
+"""GPU attention kernels on fake tensors: the saved tensors have the metadata that programs promise."""
 
 import struct
 
@@ -51,7 +51,7 @@ def test_a_kernels_backward_is_given_what_its_forward_keeps(monkeypatch, kernel,
 
 
 class Recording:
-    """torch.ops.aten, which notes what its operators are given and give."""
+    """A torch.ops.aten that records the arguments and results of its operators."""
 
     def __init__(self, calls):
         self.calls = calls
@@ -92,7 +92,7 @@ def test_a_composition_is_given_a_gradient_of_its_results_strides():
 
 @pytest.mark.parametrize("dropout_p", [0, 0.0, 0.5])
 def test_plans_of_cudnn_are_not_those_of_the_programs_own_calls(dropout_p):
-    """torch compares the bytes of the options that it looks a plan up by."""
+    """torch compares the bytes of the options when it looks up a plan."""
     call = Attention(dropout_p, False, None, False, (True, True, True, False))
     assert call.dropout_p == dropout_p
     assert (struct.pack("d", call.dropout_p) == struct.pack("d", dropout_p)) == (dropout_p > 0)
@@ -129,7 +129,7 @@ def test_rows_of_a_mask_begin_at_multiples_of_16_elements(name, length):
 
 
 class OnAGpu:
-    """A tensor that says that it is on a GPU."""
+    """A tensor that claims to be on a GPU."""
 
     def __init__(self, x):
         self.shape, self.dtype, self.is_cuda = x.shape, x.dtype, True
@@ -137,7 +137,7 @@ class OnAGpu:
 
 @pytest.mark.parametrize("length", [32, 35])
 def test_the_memory_efficient_kernel_reads_aligned_rows_of_any_length(monkeypatch, length):
-    """torch composes attention with others, and its composition keeps a copy of the mask."""
+    """torch pads the mask in its own composition, which keeps a copy of it."""
     efficient = ("cuda", torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION.value)
     monkeypatch.setattr(attention, "_choice", lambda call, leaves: efficient[1])
     wanted = (True, True, True, False)
@@ -189,7 +189,7 @@ BIASED = {
 @pytest.mark.parametrize("in_rows", [True, False])
 @pytest.mark.parametrize("name", BIASED)
 def test_the_memory_efficient_kernel_gives_the_gradient_of_a_bias_where_it_takes_the_call(name, in_rows):
-    """Torch does not ask: it composes attention."""
+    """Torch does not use the kernel here: it composes attention."""
     of_query, of_key, fits = BIASED[name]
     call = Attention(0.0, False, None, False, (True,) * 4)
     with FakeTensorMode():

@@ -1,5 +1,5 @@
-"""cuda_graphs="auto": programs that are called often are recorded without having been asked for. Without a GPU, the
-recorder of tests/executors/test_cuda_graphs.py stands in, for which programs are on the CPU."""
+"""cuda_graphs="auto": programs that are called often are recorded without a request. Without a GPU, the recorder of
+tests/executors/test_cuda_graphs.py stands in, with programs on the CPU."""
 
 import threading
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def calls(trace: Trace) -> list[BoundSymbol]:
 
 
 def call_often(jitted: Callable, function: Callable, *args: torch.Tensor) -> Any:
-    """Return the last result of many calls, each of which is as the function's."""
+    """Return the last result of many calls, after comparing each call with the function."""
     for _ in range(MANY):
         result = jitted(*args)
         torch.testing.assert_close(result, function(*args))
@@ -232,7 +232,8 @@ def test_results_that_share_memory_share_it_in_their_copies(device: str) -> None
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_an_input_that_changed_before_the_backward_is_an_error(device: str, moves: bool) -> None:
-    """The backward reads a view of the input; where it does not move, each call has another tensor in its memory."""
+    """The backward reads a view of the input; if the input does not move, each call has another tensor in its
+    memory."""
     weight = torch.randn(4, 4, device=device, requires_grad=True)
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -416,7 +417,7 @@ def test_results_and_gradients_may_be_held(device: str, training: bool) -> None:
 
 @pytest.mark.parametrize("cheap", [True, False])
 def test_results_are_handed_out_in_turn(device: str, cheap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two recordings hold twice the memory: results that are copied at little cost are copied."""
+    """Two recordings take twice the memory, so results that are cheap to copy are copied."""
     if not cheap:
         monkeypatch.setattr(cuda_results, "_LARGE", 1)
     module, (x,) = deep(device).eval(), data(device, 1)
@@ -439,7 +440,7 @@ def test_results_are_handed_out_in_turn(device: str, cheap: bool, monkeypatch: p
 def test_large_results_are_handed_out_while_the_caller_drops_them(
     device: str, held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A language model's logits, with what a forward saves."""
+    """The results are a language model's logits and the tensors that a forward saves."""
     monkeypatch.setattr(cuda_results, "_LARGE", 32)
     ours, theirs = deep(device), deep(device)
     jitted, batches = forge.jit(ours, executors=EXECUTORS), data(device, 2 * MANY)
@@ -479,7 +480,7 @@ def test_a_backward_uses_the_memory_of_what_its_forward_saved(device: str) -> No
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("hold", ["graph", "saved", "gradients", "nothing"])
 def test_donated_memory_that_others_hold_is_not_written(device: str, hold: str, once: bool) -> None:
-    """Once what was saved was donated, the graph, a saved tensor, or the gradients are held while others run."""
+    """After the saved tensors were donated, the graph, a saved tensor, or the gradients are held while others run."""
     ours, theirs = deep(device), deep(device)
     jitted = forge.jit(ours, executors=EXECUTORS)
     other = forge.jit(lambda x: ((x @ x.t()).tanh() * 2).exp(), executors=EXECUTORS)

@@ -16,7 +16,7 @@ TORCH = resolve_executors(["torch"])
 
 
 def executor(name: str, *symbols: Symbol, **how: Any) -> OperatorExecutor:
-    """An executor that runs these symbols by a function of its own name."""
+    """Return an executor that runs these symbols with a function named after itself."""
     mine = OperatorExecutor(name)
     for symbol in symbols:
         mine.register_implementation(symbol, lambda *args, **kwargs: None, **how)

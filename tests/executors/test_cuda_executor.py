@@ -83,7 +83,7 @@ def test_a_padded_linear_layer_is_the_layer() -> None:
 
 
 def run_kernel(program: str) -> None:
-    """Run a program of Triton kernels in a process of its own: on the GPU, or in the interpreter."""
+    """Run a program of Triton kernels in a separate process: on the GPU, or in the interpreter."""
     environment, device = ({}, "cuda") if torch.cuda.is_available() else ({"TRITON_INTERPRET": "1"}, "cpu")
     program = f"import torch\ntorch.set_default_device('{device}')\n{textwrap.dedent(program)}"
     subprocess.run([sys.executable, "-c", program], env={**os.environ, **environment}, check=True)

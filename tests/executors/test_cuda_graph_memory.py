@@ -1,4 +1,5 @@
-"""Who may write to the memory of CUDA graphs, and when: graphs that use what others hand to them for the last time."""
+"""The writers of the memory of CUDA graphs: graphs that reuse the memory of tensors passed to them for the last
+time."""
 
 import gc
 import weakref
@@ -17,7 +18,7 @@ MANY = 12
 
 
 def graph(function: Callable, pool: Pool, returned: Sequence[bool], **options: Any) -> Graph:
-    """Return a graph of a function that takes its arguments one by one."""
+    """Return a graph of a function with separate arguments."""
 
     def call(boxed: list[Any]) -> tuple[torch.Tensor, ...]:
         values = list(boxed)
@@ -40,7 +41,7 @@ def with_view(saved: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def run(first: Graph, second: Graph, x: torch.Tensor) -> tuple[Any, Any]:
-    """Return the results of the graph that reads what the first saves for it, and those of their functions."""
+    """Return the results of the graph that reads the first graph's saved tensors, and those of their functions."""
     saved = [*first([x])[1:]]
     expected = second._function([each.clone() for each in saved])
     return second(saved), expected
@@ -96,7 +97,7 @@ def test_donated_memory_of_a_graph_that_is_gone_is_not_overwritten(device: str) 
 def test_donated_inputs_that_are_given_back_are_known(
     device: str, function: Callable, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph that reads them cannot run, since somebody else holds them, or it cannot be recorded."""
+    """The graph that reads them cannot run, because they are held elsewhere, or it cannot be recorded."""
     x, pool = torch.randn(4, 4, device=device), Pool()
     first, second = graph(forward, pool, [True, False]), graph(function, pool, [True] * len(function(x)), last=[0])
     recorder = test_cuda_graphs.cuda_recorder.recorder()

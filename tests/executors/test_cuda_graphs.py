@@ -23,7 +23,7 @@ SCRATCH = 2048  # bytes that a recording of the double uses while it runs
 
 
 def without_owner(value: Any) -> Any:
-    """Return a tensor that shows the memory of another one, and does not hold it, as a graph does not."""
+    """Return a tensor that shares another one's memory without owning it, like a graph."""
     if type(value) is not torch.Tensor:
         return value
     count = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
@@ -37,9 +37,9 @@ def without_owner(value: Any) -> Any:
 
 
 class Again:
-    """A recording that is the function itself, on the memory of its first inputs, with what it gives copied to where it
-    gave it first. Each run overwrites `before` it reads its inputs what was free when it was recorded, and `after` it
-    what became free meanwhile."""
+    """A recording that is the function itself, on the memory of its first inputs, with its results copied to those of
+    the first run. Each run overwrites memory that was free when it was recorded `before` it reads its inputs, and
+    memory that became free meanwhile `after` it."""
 
     def __init__(self, function: Callable, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         self.function, self.inputs, self.outputs = function, inputs, outputs
@@ -61,8 +61,8 @@ def _overwrite(memory: Sequence[tuple[int, int]]) -> None:
 
 
 class Double:
-    """A recorder for the CPU. Results lie in memory that stays, as that of graphs does; a pool is a list of what is
-    free there: what was given up, and what recordings used while they ran."""
+    """A recorder for the CPU. Results lie in memory that stays allocated, like that of graphs; a pool is a list of its
+    free parts: those given up, and those that recordings used while they ran."""
 
     device_type = "cpu"
 
@@ -136,7 +136,7 @@ class Double:
 
 
 class Called(Graph):
-    """A graph of a function that takes its arguments one by one."""
+    """A graph of a function with separate arguments."""
 
     def __init__(self, name: str, function: Callable, *args: Any, **options: Any) -> None:
         def call(boxed: list[Any]) -> Any:
@@ -152,7 +152,7 @@ class Called(Graph):
 
 @pytest.fixture(params=["double", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU here"))])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where programs are recorded."""
+    """Yield the device on which programs are recorded."""
     if request.param == "double":
         monkeypatch.setattr(cuda_recorder, "_recorder", Double())
     yield "cpu" if request.param == "double" else "cuda"
@@ -459,7 +459,7 @@ def test_each_device_is_recorded_where_it_is_the_current_one() -> None:
 
 @pytest.mark.skipif(not CUDA, reason="no GPU here")
 def test_recordings_have_workspaces_of_their_own() -> None:
-    """torch frees the workspace of its matrix products on a stream with any graph that was recorded on it."""
+    """torch frees the workspace of matrix products on a stream together with any graph that was recorded on it."""
     a, b = torch.randn(8, 65536, device="cuda"), torch.randn(65536, 8, device="cuda")
     pools = [Pool(), Pool()]
     first, second = (Called(name, lambda a, b: (a @ b,), pool, [True]) for name, pool in zip("ab", pools, strict=True))

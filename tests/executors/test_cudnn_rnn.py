@@ -1,5 +1,5 @@
-"""Recurrent layers by cuDNN's pair of operators. Without a GPU, a double of the two computes the same by composition;
-it reads the buffer of weights alone, and its backward spoils the reserve, as cuDNN's does."""
+"""Recurrent layers with cuDNN's pair of operators. Without a GPU, a double of the two computes the same by composition;
+it reads only the buffer of weights, and its backward overwrites the reserve, like cuDNN's."""
 
 import copy
 import itertools
@@ -35,13 +35,13 @@ LAYERS += [(nn.RNN, RELU), (nn.LSTM, {"proj_size": 3}), (nn.LSTM, {"proj_size": 
 
 
 def places_of(shapes: Sequence[Sequence[int]]) -> tuple[int, tuple[int, ...]]:
-    """Return the length of a buffer and the places of weights in it, with gaps between them."""
+    """Return the length of a buffer and the positions of weights in it, with gaps between them."""
     ends = list(itertools.accumulate(torch.Size(shape).numel() + 2 for shape in shapes))
     return ends[-1], (0, *ends[:-1])
 
 
 class Cudnn:
-    """The operators of cuDNN, of tensors on the CPU."""
+    """The operators of cuDNN for tensors on the CPU."""
 
     def __init__(self) -> None:
         self.flat: list[int] = []  # the addresses of the buffers of weights
@@ -117,7 +117,7 @@ class Tagger(nn.Module):
 
 
 class Scored(nn.Module):
-    """A recurrent module whose states nobody reads."""
+    """A recurrent module whose states are unused."""
 
     def __init__(self, tagger: Tagger) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def test_gradients_of_weights_that_are_not_needed(device: str, frozen: str) -> N
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_gradients_of_states(device: str, kind: Callable) -> None:
-    """States whose layers do not lie behind each other, too."""
+    """States whose layers are not contiguous are included."""
     module, (x,) = tagger(kind, {"num_layers": 2}, device), sequences(device)
     given = [torch.randn(3, 2, 5, device=device, requires_grad=True) for _ in range(2 if kind is nn.LSTM else 1)]
     found = []
@@ -355,7 +355,7 @@ def test_a_step_of_a_layer_counts_as_a_call(device: str) -> None:
 def test_cudnn_is_asked_about_the_buffer_of_weights(
     kind: Callable, options: dict[str, Any], runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sizes are those of a call on zeros, of which autograd keeps the reserve."""
+    """Its sizes are those of a call on zeros, whose reserve autograd keeps."""
     cell, (x,) = kind(4, 5, **options), sequences("cpu")
     asked = []
 

@@ -1,4 +1,4 @@
-"""The executor API: registration, resolution by name, a user's own executors."""
+"""The executor API: registration, resolution by name, users' executors."""
 
 import re
 import textwrap
@@ -62,7 +62,7 @@ def test_an_operator_is_a_function() -> None:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the registry that the test may change."""
+    """Make a copy of the registry that the test may change."""
     monkeypatch.setattr(executors, "_executors", dict(executors._executors))
     monkeypatch.setattr(executors, "_default_order", list(executors._default_order))
 
@@ -160,7 +160,7 @@ class Model(torch.nn.Module):
 
 
 def _examples() -> list[str]:
-    """The two programs in the docstring of forge/executors/executor.py."""
+    """Return the two programs in the docstring of forge/executors/executor.py."""
     blocks = re.split(r"^\S.*$", executor.__doc__, flags=re.MULTILINE)
     return [textwrap.dedent(block) for block in blocks if block.strip()]
 
@@ -211,7 +211,7 @@ def test_the_examples_are_about_twenty_lines_each() -> None:
 
 
 class Recorder(FusionExecutor):
-    """Fuses the prims and clang calls named; keeps the regions it was given."""
+    """A fusion executor of the named prims and clang calls that keeps its regions."""
 
     def __init__(self, *names: str, fuses: bool = True) -> None:
         super().__init__("fuser")

@@ -1,4 +1,4 @@
-"""Functions of users' executors that take other arguments, or give other results, than their calls."""
+"""Functions of users' executors with other arguments, or other results, than their calls."""
 
 import re
 from collections.abc import Callable
@@ -181,7 +181,7 @@ def test_an_executor_that_hides_strides_from_inductor_is_named() -> None:
 
 
 class Fuser(FusionExecutor):
-    """Gives regions a function; raises where it is a string."""
+    """An executor that sets the functions of regions; it raises a string."""
 
     def __init__(self, function: Callable | str) -> None:
         super().__init__("fuser")

@@ -1,4 +1,4 @@
-"""A region that fails does not end the program: its calls run without it, once and from then on."""
+"""A region that fails does not abort the program: its calls run without it, once and from then on."""
 
 import gc
 import warnings
@@ -23,7 +23,7 @@ TAKEN = frozenset("add cos exp mul neg relu sigmoid sin sub tanh".split())
 
 
 class Failing(FusionExecutor):
-    """Regions that torch runs; each raises `error` once it has consumed what it was given, as often as `times`."""
+    """An executor of regions that torch runs; each raises `error`, `times` times, after it has consumed its inputs."""
 
     def __init__(self, error: Exception | None = None, *, boxed: bool = True, times: float = float("inf")) -> None:
         super().__init__("failing")
@@ -174,7 +174,7 @@ def test_statistics_and_random_numbers_move_on_once() -> None:
 
 
 class Taking(Failing):
-    """Takes look-ups too, whose index may be out of range."""
+    """An executor that also takes look-ups, whose index may be out of range."""
 
     def can_fuse(self, bound: BoundSymbol) -> bool:
         return bound.symbol.name in ("embedding", "index_select", *TAKEN)
@@ -223,7 +223,8 @@ def test_an_interrupt_is_one() -> None:
 
 
 class Broken(Failing):
-    """Compiles nothing: `fuse` raises the error that `fails` makes of a region, or declines with it."""
+    """An executor that compiles nothing: `fuse` raises the error that `fails` makes for a region, or declines with
+    it."""
 
     def __init__(self, fails: Callable[[Trace], Exception], *, declines: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whose code something is: what an installer wrote is known by its version."""
+"""The owners of code: files written by an installer are identified by their version."""
 
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from forge.executors.fingerprint.owners import owner_of_file
 def test_a_folder_of_the_path_with_distributions_is_installed(
     installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`pip install --target` makes one, and PYTHONPATH names it: its packages are not read object by object."""
+    """`pip install --target` makes such a folder, and PYTHONPATH names it: its packages are not read object by
+    object."""
     (tmp_path / "acme").mkdir()
     if installed:
         metadata = tmp_path / "acme-1.5.dist-info"

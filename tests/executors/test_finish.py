@@ -1,4 +1,4 @@
-"""A fusion executor that goes on in the background: its functions are called once it has finished."""
+"""A fusion executor that compiles in the background: its functions are called after it has finished."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,8 @@ from forge.ir import BoundSymbol, Trace
 
 
 class Late(FusionExecutor):
-    """Its functions cannot be called before `finish`; those of regions with a call named in `broken` never."""
+    """An executor whose functions cannot be called before `finish`, and those of regions with a call in `broken`
+    never."""
 
     def __init__(self, broken: str = "") -> None:
         super().__init__("late")

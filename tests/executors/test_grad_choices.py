@@ -1,4 +1,4 @@
-"""An executor's choices of how its implementation is differentiated."""
+"""Choices of an executor about how its implementation is differentiated."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def log_softmax_like(x):
 
 @pytest.fixture
 def composite():
-    """A composite symbol without a gradient rule, whose decomposition's backward reads values from inside it."""
+    """Define a composite symbol without a gradient rule, whose decomposition's backward reads intermediate values."""
     from forge.patterns import Pattern
 
     return Pattern(log_softmax_like)

@@ -1,5 +1,4 @@
-"""Grouped products: which operands are copied, strides of results, second derivatives, what a fuser and CUDA graphs do
-with them."""
+"""Grouped products: copies of operands, strides of results, second derivatives, fusion and CUDA graphs."""
 
 from collections.abc import Callable
 
@@ -75,7 +74,7 @@ UNALIGNED: dict[str, tuple[tuple, Callable, int]] = {
 
 @pytest.mark.parametrize("case", UNALIGNED)
 def test_groups_of_a_copied_operand_lie_one_after_another(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's kernel stops the device where uneven groups lie side by side."""
+    """A GPU's kernel crashes if uneven groups are adjacent."""
     shape, operands, axis = UNALIGNED[case]
     a, b = operands(torch.randn(shape))
     seen: list[torch.Tensor] = []
@@ -95,12 +94,12 @@ CASES: dict[str, Callable[[int], tuple]] = {
 
 
 def offsets_of(shapes: tuple) -> tuple:
-    """The offsets as an argument, where a case has some."""
+    """Return the offsets as an argument, if a case has any."""
     return () if len(shapes[0]) == len(shapes[1]) == 3 else (offsets(),)
 
 
 def multiply_groups(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None) -> torch.Tensor:
-    """grouped_mm by a product for each group, which takes operands however they lie."""
+    """Return grouped_mm computed by a product for each group, which takes operands of any layout."""
     if offs is None:
         return a @ b
     ends = offs.tolist()
@@ -113,7 +112,7 @@ def multiply_groups(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None 
 
 
 def recorded(shapes: tuple, device: str, dtype: torch.dtype) -> Trace:
-    """A call of proxies."""
+    """Return a call of proxies."""
     trace = Trace()
     where = torch.device(device)
     operands = [TensorProxy(name, shape, dtype, where) for name, shape in zip("ab", shapes, strict=True)]
@@ -125,7 +124,7 @@ def recorded(shapes: tuple, device: str, dtype: torch.dtype) -> Trace:
 
 
 def claimed(shapes: tuple, device: str, dtype: torch.dtype) -> Trace:
-    """A call of proxies, as the torch executor claims it."""
+    """Return a call of proxies, claimed by the torch executor."""
     return claim_calls(recorded(shapes, device, dtype), [torchex], {}, in_order)[0]
 
 
@@ -134,7 +133,7 @@ def claimed(shapes: tuple, device: str, dtype: torch.dtype) -> Trace:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("case", CASES)
 def test_strides_of_results_are_known_before_they_run(case: str, device: str, n: int, dtype: torch.dtype) -> None:
-    """torch's fake tensors take bfloat16 alone, and pad no rows in a build for the CPU."""
+    """torch's fake tensors accept bfloat16 only, and do not pad rows in a CPU build."""
     shapes = CASES[case](n)
     trace = claimed(shapes, device, dtype)
     (call,) = trace.bound_symbols
@@ -157,7 +156,7 @@ def test_a_call_that_reads_no_offsets_back_may_be_in_a_cuda_graph(case: str) -> 
 @pytest.mark.parametrize("whole_program", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_a_region_leaves_it_to_torch(case: str, whole_program: bool) -> None:
-    """Inductor lays out a program's operands anew, as the kernel refuses them."""
+    """Inductor changes the layout of a program's operands to one that the kernel refuses."""
     (call,) = recorded(CASES[case](24), "cpu", torch.bfloat16).bound_symbols
     assert "aten._grouped_mm.default is left to torch" in takes(call, whole_program=whole_program).reason
 
@@ -191,7 +190,7 @@ SPELLINGS: dict[str, Callable] = {
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_a_jitted_function_has_no_opaque_call(name: str, dynamic: bool) -> None:
-    """In bfloat16, which Dynamo takes; weights are transposed, and the first gradient of the result is expanded."""
+    """bfloat16 is accepted by Dynamo; weights are transposed, and the first gradient of the result is expanded."""
     torch.manual_seed(0)
 
     def function(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Strides of a claimed program: whose functions are run on fake tensors, and whose are not."""
+"""Strides of a claimed program: functions that run on fake tensors to find them, and those that do not."""
 
 import contextlib
 import ctypes
@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def by_address(input: torch.Tensor) -> torch.Tensor:
-    """As a kernel that is launched on addresses, which a fake tensor does not have."""
+    """Stand in for a kernel that is launched on addresses, which a fake tensor does not have."""
     given.append(input)
     out = torch.empty_like(input)
     ctypes.memmove(out.data_ptr(), input.data_ptr(), input.nbytes)
@@ -76,12 +76,12 @@ def test_whose_functions_are(function: Callable, runs: bool) -> None:
 
 
 def column_major(input: torch.Tensor) -> torch.Tensor:
-    """As a kernel whose result is not contiguous."""
+    """Stand in for a kernel whose result is not contiguous."""
     return F.relu6(input).mT.contiguous().mT
 
 
 def _mixed(value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Calls of which the first runs by itself, on `value`, and a region reads what it gives."""
+    """Return a region's result that reads a separate call's result on `value`."""
     alone = value * 2
     return ((alone @ weight) + alone).sin().exp() * alone
 
@@ -168,7 +168,7 @@ def test_strides_that_are_no_promise_are_those_that_torch_gives(info: OpInfo) ->
 
 @pytest.mark.one_in(3)
 def test_strides_that_follow_a_promise_are_one(info: OpInfo) -> None:
-    """The strides of arguments are a promise that is not kept: what a call gives of certain strides has these."""
+    """The strides of arguments are a broken promise: the result of a call on certain strides has these."""
     for sample in list(samples(info, "cpu", main_dtype(info)))[:2]:
         trace = Direct(info.op, executors=["torch"]).compile(sample.args, sample.kwargs)[1].traces[-1]
         for change in LAYOUTS.values():
@@ -196,7 +196,7 @@ def _assert_strides(trace: Trace, values: dict[str, Any], uncertain: Collection[
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_region_reads_the_norm_of_a_transposed_value(training: bool) -> None:
-    """torch's kernel gives row-major order; of fake tensors it keeps the order of its argument."""
+    """torch's kernel returns row-major order; on fake tensors it keeps the order of its argument."""
     norm = torch.nn.BatchNorm1d(16)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -269,7 +269,7 @@ OTHERWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 )
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_strides_are_those_of_kernels_that_compute_values(name: str, shape: tuple, strides: tuple) -> None:
-    """torch's kernels for fake tensors give others."""
+    """torch's kernels for fake tensors return others."""
 
     def run() -> tuple[int, ...]:
         return OTHERWISE[name](torch.empty_strided(shape, strides).fill_(0)).stride()
@@ -280,7 +280,8 @@ def test_strides_are_those_of_kernels_that_compute_values(name: str, shape: tupl
 
 
 def _laid_out_at_random(source: random.Random, shape: Sequence[int], high: int | None = None) -> torch.Tensor:
-    """A tensor whose dims lie in a random order; integers below `high`, some of them expanded, where that is given."""
+    """Return a tensor with its dims in random order in memory; if `high` is given, of integers below it, with some dims
+    expanded."""
     order = source.sample(range(len(shape)), len(shape))
     lengths = [shape[dim] for dim in order]
     laid = torch.zeros(lengths) if high is None else torch.randint(0, high, lengths)
@@ -334,8 +335,8 @@ def test_a_region_reads_what_a_turned_index_of_symbolic_sizes_gives(read: Callab
 
 @pytest.mark.parametrize("by", ["view", "reshape", "unflatten"])
 def test_padding_follows_the_strides_of_a_batch_of_one(by: str) -> None:
-    """It keeps the channels of an image beside each other; the stride of the batch's only element decides whether they
-    are so, and torch gives a view other such strides where a tensor has no values."""
+    """It keeps the channels of an image adjacent. The stride of a batch of one decides whether they are, and torch
+    gives views of tensors without values other strides of such dims."""
     cut = {
         "view": lambda x: x.view(1, 7, 4, 8),
         "reshape": lambda x: x.reshape(1, 7, 4, 8),

@@ -1,4 +1,4 @@
-"""A head and its loss in chunks of rows: what is held, and what is right at its edges."""
+"""A language model's head and loss in chunks of rows: memory, and correctness at the edges."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most elements that one tensor has which an operator makes."""
+    """A mode that records the largest number of elements of any tensor that an operator makes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,8 @@ def arguments(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 
 def largest(function: Callable, *args: torch.Tensor) -> tuple[int, int]:
-    """The largest tensor that the compiled forward makes, and the backward of the first output."""
+    """Return the number of elements of the largest tensor in the compiled forward, and in the backward of the first
+    output."""
     jitted = forge.jit(function, executors=["torch"])
     jitted(*args)
     with torch.no_grad():
@@ -71,7 +72,7 @@ def largest(function: Callable, *args: torch.Tensor) -> tuple[int, int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_neither_pass_holds_all_logits(dtype: torch.dtype) -> None:
-    """Without the head both hold ROWS * VOCABULARY elements."""
+    """Without the chunked head, both hold ROWS * VOCABULARY elements."""
     forward, backward = largest(loss, *arguments(dtype))
     assert forward <= 64 * VOCABULARY
     assert backward <= max(VOCABULARY, ROWS) * WIDTH

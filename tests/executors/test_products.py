@@ -1,4 +1,4 @@
-"""Products with what follows them, as one region each, under select="measured". The timer is the tests' own."""
+"""Products fused with the calls that follow, under select="measured". The timer is the tests' own."""
 
 import logging
 from collections.abc import Callable
@@ -32,7 +32,8 @@ def _by_torch(region: Trace) -> Callable:
 
 
 class Products(ProductExecutor):
-    """Takes products by name and has torch run them with what follows; `regions` are the calls of each region."""
+    """An executor that takes products by name and has torch run them with the calls that follow; `regions` has the
+    calls of each region."""
 
     def __init__(self) -> None:
         super().__init__("products")
@@ -64,7 +65,7 @@ class Products(ProductExecutor):
 
 
 class Fuser(FusionExecutor):
-    """Takes pointwise calls and sums, and has an executor of products."""
+    """An executor that takes pointwise calls and sums, and has an executor of products."""
 
     def __init__(self) -> None:
         super().__init__("fuser")
@@ -88,7 +89,7 @@ class Fuser(FusionExecutor):
 
 @pytest.fixture
 def fuser(timer: Timer) -> Fuser:
-    """A fuser whose products are faster than their parts."""
+    """Return an executor whose products are faster than their parts."""
     timer.seconds = {"products": FAST, PARTS: SLOW}
     return Fuser()
 

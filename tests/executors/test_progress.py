@@ -1,4 +1,4 @@
-"""The bar of compile work: after two seconds, on a terminal, unless it is switched off."""
+"""The progress bar of compilation: after two seconds, on a terminal, unless disabled."""
 
 import io
 import sys
@@ -10,14 +10,14 @@ from forge.support import progress
 
 
 class Terminal(io.StringIO):
-    """A stderr that a person looks at."""
+    """A stderr that is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def work(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO) -> str:
-    """Return the text printed while two of three steps are done, of work that takes longer than the delay."""
+    """Return the text printed while two of three steps are done, for work that takes longer than the delay."""
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(progress, "DELAY", 0.0)
     with progress.display(), progress.display():

@@ -1,4 +1,4 @@
-"""Partition of calls into regions: levels, orders that must hold, and calls outside."""
+"""The partition of calls into regions: levels, ordering constraints, and calls outside."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from forge.ir import BoundSymbol, Trace
 
 
 class Taking(FusionExecutor):
-    """Takes the symbols named; keeps the regions that it was given."""
+    """An executor that takes the named symbols, and keeps its regions."""
 
     def __init__(self, *names: str, name: str = "fuser") -> None:
         super().__init__(name)
@@ -35,7 +35,7 @@ def calls_of(region: Trace) -> list[str]:
 
 
 def run(function: Any, fusers: list[FusionExecutor], *inputs: torch.Tensor) -> Direct:
-    """Runs it, and compares with eager."""
+    """Run a function, and compare it with eager."""
     direct = Direct(function, [*fusers, "torch"])
     torch.testing.assert_close(direct(*inputs), function(*inputs))
     return direct
@@ -104,7 +104,7 @@ def test_a_view_that_leaves_the_program_shares_memory() -> None:
 
 
 def names_of(direct: Direct) -> list[str]:
-    """The calls that run."""
+    """Return the names of the calls that run."""
     ((_, compiled),) = direct.compiled.values()
     return [bound.symbol.name for bound in compiled.traces[-1].bound_symbols]
 
@@ -195,7 +195,7 @@ def test_a_region_reads_a_value_before_it_is_written_to() -> None:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_weight_gradients_split_no_region(count: int) -> None:
-    """The product that makes a weight's gradient only leaves the program: it comes a level later."""
+    """A product that makes a weight's gradient is only an output of the program: it runs one level later."""
     fuser = Taking("mul", "tanh", "tanh_backward", "add", "sub", "neg")
     weights = [torch.randn(4, 4, requires_grad=True) for _ in range(count)]
 

@@ -1,4 +1,5 @@
-"""forge.jit(select="measured"): the fastest candidate for a call is kept. The timer is a test's own but in one test."""
+"""Selection by forge.jit(select="measured"): the fastest candidate for a call is kept. All tests but one have their own
+timer."""
 
 import logging
 import shutil
@@ -28,7 +29,8 @@ FAST, SLOW = 10e-6, 40e-6
 
 
 class Timer:
-    """Says of each candidate what a test says it takes, and runs it once. `asked` are the candidates by name."""
+    """A timer that reports the times that a test sets for each candidate, and runs it once. asked: the candidates by
+    name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -45,7 +47,7 @@ class Timer:
 
 @pytest.fixture
 def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Timer:
-    """The timer of a process that has measured nothing yet, and keeps what it measures in a folder of its own."""
+    """Return the timer of a process that has measured nothing yet, with its own folder for measurements."""
     found = Timer()
     monkeypatch.setattr(timing, "time_candidates", found)
     monkeypatch.setattr(autotune_store, "_noticed", set())
@@ -56,7 +58,7 @@ def timer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Timer:
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known from now on but what is on disk; programs are compiled again."""
+    """Simulate another process: only files on disk are kept, and programs are compiled again."""
     monkeypatch.setattr(autotune_store, "_memo", BoundedDict(100))
     shutil.rmtree(autotune_store.folder().parent / "programs", ignore_errors=True)
     torch._dynamo.reset()
@@ -73,7 +75,7 @@ def mine(symbol: Symbol = torchlang.silu, function: Callable = silu, name: str =
 
 
 class Fuser(FusionExecutor):
-    """Takes calls by name and has torch run regions of at least two."""
+    """An executor that takes calls by name and has torch run regions of at least two."""
 
     def __init__(self, *names: str) -> None:
         super().__init__("fuser")
@@ -233,7 +235,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def norm_kernel(ran: list[str]) -> Any:
-    """With a backward of its own, which gives x's gradient and no other."""
+    """Return a kernel with its own backward, which returns only x's gradient."""
 
     def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         ran.append("forward")

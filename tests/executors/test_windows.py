@@ -1,4 +1,4 @@
-"""Attention within a window: its decisions, its kernel's double on the CPU, and the kernel on a GPU."""
+"""Attention within a window: the decisions, the kernel's double on the CPU, and the kernel on a GPU."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +29,7 @@ def band(length: int, left: int | None, right: int | None) -> torch.Tensor:
 
 
 class FlashDouble:
-    """torch.ops.aten, whose flash attention runs on the CPU, by a mask; it notes the windows that it ran with."""
+    """A torch.ops.aten whose flash attention runs on the CPU with a mask, and records the windows of its calls."""
 
     def __init__(self) -> None:
         self.ran: list[tuple[str, int, int]] = []
@@ -157,7 +157,7 @@ def test_results_have_the_strides_of_eager(flash: FlashDouble, *, grad: bool) ->
 
 @pytest.mark.parametrize("part", [slice(8), slice(1, 9)])
 def test_rows_that_flash_attention_cannot_load_are_copied(flash: FlashDouble, part: slice) -> None:
-    """Of 9 elements of which it is given 8, and of 12 from the second on."""
+    """The rows are the first 8 of 9 elements, and those from the second on of 12."""
     function = attend(lambda: band(12, 2, 0))
     leaves = [torch.randn(2, 12, 4, 9 if part.start is None else 12, requires_grad=True) for _ in range(3)]
     views = lambda *leaves: [x[..., part].transpose(1, 2) for x in leaves]

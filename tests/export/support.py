@@ -23,13 +23,13 @@ class Mlp(nn.Module):
 
 
 def members_of(path: Path) -> Members:
-    """The members of a file, by their names below its root."""
+    """Return the members of a file, by their names below its root."""
     with zipfile.ZipFile(path) as file:
         return {info.filename.partition("/")[2]: file.read(info) for info in file.infolist()}
 
 
 def write_members(path: Path, members: Members) -> Path:
-    """Write a zip of these members, whatever they are."""
+    """Write a zip file of these members, valid or not."""
     with zipfile.ZipFile(path, "w") as file:
         for name, content in members.items():
             file.writestr(f"package/{name}", content)
@@ -37,7 +37,7 @@ def write_members(path: Path, members: Members) -> Path:
 
 
 def with_index(members: Members, change: Callable[[dict], None]) -> Members:
-    """The members with another index, whose hash is right."""
+    """Return the members with a changed index and its right hash."""
     index = json.loads(members[INDEX])
     change(index)
     head = json.dumps(index).encode()

@@ -1,4 +1,4 @@
-"""forge.export and forge.load: what a program is given, returns, keeps and refuses, in both forms of a file."""
+"""Exporting and loading by forge.export and forge.load: arguments, results, state and refusals, in both file forms."""
 
 import subprocess
 import sys
@@ -22,7 +22,8 @@ torch.manual_seed(0)
 
 
 class Nested(nn.Module):
-    """Takes and returns nests, numbers and constants, writes to a buffer, and has parts under other modes."""
+    """A module that takes and returns nests, numbers and constants, writes to a buffer, and has parts under other
+    modes."""
 
     def __init__(self, draws: bool) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class Nested(nn.Module):
 
 
 def saved(tmp_path: Path, *args: Any, **kwargs: Any) -> Any:
-    """The program after it was exported, saved and loaded."""
+    """Return the program after it was exported, saved and loaded."""
     path = tmp_path / "model.pt2"
     forge.export(*args, **kwargs).save(path)
     return forge.load(path)
@@ -60,7 +61,7 @@ def nested_inputs(batch: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 @pytest.fixture(scope="module", params=["AOTInductor package", "functions of forge"])
 def nested(tmp_path_factory, request):
-    """A module, and it exported with a batch of any size up to 64, in each form: random numbers need forge's."""
+    """Return a module and its export with a batch of any size up to 64, in each form: random numbers need forge's."""
     model = Nested(request.param == "functions of forge")
     x, given = nested_inputs(4)
     batch = Dim("batch", min=1, max=64)
@@ -74,14 +75,14 @@ def nested(tmp_path_factory, request):
 
 @pytest.fixture(scope="module")
 def exported_mlp():
-    """A module, and it exported with a batch of any size, as a package."""
+    """Return a module and its export with a batch of any size, as a package."""
     model = Mlp()
     return model, forge.export(model, (torch.randn(4, 8),), dynamic_shapes={"x": {0: Dim("batch", max=64)}})
 
 
 @pytest.fixture(scope="module")
 def mlp(exported_mlp, tmp_path_factory):
-    """The module, and the file of its package."""
+    """Return the module and the file of its package."""
     model, exported = exported_mlp
     path = tmp_path_factory.mktemp("mlp") / "model.pt2"
     exported.save(path)
@@ -271,7 +272,7 @@ def test_operators_of_libraries_are_called(opaque):
 
 
 def run(script: str, *arguments: str) -> str:
-    """The output of a script in a process of its own, without the model's source."""
+    """Return the output of a script in a separate process without the model's source."""
     environment = textwrap.dedent(
         """
         import sys
@@ -330,7 +331,7 @@ class Decoder(nn.Module):
 
 
 class Scorer(nn.Module):
-    """Shares the decoder's weights, and writes to nothing."""
+    """A module that shares the decoder's weights, and writes to nothing."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -372,7 +373,7 @@ def test_entry_points_share_weights_and_the_buffers_that_they_write_to(tmp_path)
 
 
 def guards(condition):
-    """A transform that makes the program depend on a condition on its batch."""
+    """Return a transform that makes the program depend on a condition on its batch."""
 
     def transform(trace):
         assert bool(condition(trace.inputs[-1].shape[0]))

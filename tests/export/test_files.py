@@ -1,4 +1,4 @@
-"""Files that forge.load refuses, each with one error that names the file and says what is wrong."""
+"""Files that forge.load refuses, each with one error that names the file and the problem."""
 
 import json
 import zipfile
@@ -15,7 +15,7 @@ from tests.markers import slow_except
 
 @pytest.fixture(scope="module")
 def exported() -> forge.Exported:
-    """Two entry points in both forms, which share weights."""
+    """Return two entry points in both forms, which share weights."""
     model = Mlp()
     points = {
         "first": EntryPoint(model, (torch.randn(2, 8),)),

@@ -91,7 +91,7 @@ def arguments(name: str, *, labels: bool) -> tuple[torch.nn.Module, dict[str, An
 
 
 def export(name: str, *, dynamic: bool) -> tuple[forge.Exported, torch.nn.Module, dict[str, Any]]:
-    """The model without labels where it takes a call without them."""
+    """Return the export, and the model without labels if it can be called without them."""
     for labels in (False, True):
         model, given = arguments(name, labels=labels)
         batch = Dim("batch", min=2, max=64)
@@ -134,5 +134,5 @@ def test_exported_model_equals_eager_in_another_process(name, dynamic, servers, 
 
 
 def _longer(value: Any) -> Any:
-    """A batch with one row more."""
+    """Return a batch with one more row."""
     return torch.cat([value, value[:1]]) if isinstance(value, torch.Tensor) else value

@@ -1,9 +1,9 @@
 """python -m tests.fuzz [--minutes M] [--seed N] [--examples K] [--finds FOLDER]
 
 Run random programs in the default configuration against eager, in batches. Each batch has a process and a seed of its
-own, N, N + 1, …; the last line names the seed to go on with. One batch in ten has the real Inductor; in the others
-torch's operators run the regions between checks (FORGE_CHECK=regions). A batch ends at its first find, which hypothesis
-shrinks; its script is written to FOLDER. The status is 1 if there was a find.
+own, N, N + 1, …; the last line has the next seed. One batch in ten has the real Inductor; in the others torch's
+operators run the regions between checks (FORGE_CHECK=regions). A batch ends at its first find, which hypothesis
+shrinks; its script is written to FOLDER. The exit status is 1 after a find.
 """
 
 import argparse
@@ -22,7 +22,7 @@ LONGEST = 900  # seconds of a batch
 
 
 def _batch(seed: int, examples: int, cache: str, folder: Path) -> tuple[int, str]:
-    """Run the programs of one seed in a process. Return its status and what it prints."""
+    """Run the programs of one seed in a process. Return its status and its output."""
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "OMP_NUM_THREADS": "1", "FORGE_CHECK": "regions"}
     for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CACHE_DIR"):
         environment.pop(name, None)

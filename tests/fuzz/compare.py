@@ -1,9 +1,11 @@
-"""A program under `forge.jit` against eager: values, dtypes, strides, aliases, writes to inputs, gradients and errors.
+"""The comparison of a program under `forge.jit` with eager: values, dtypes, strides, aliases, writes to inputs,
+gradients and errors.
 
-The bound of a tensor is twice its distance in eager from a run in float64, and a few units of the dtype. Where forge is
-outside of it, the run in float64 is repeated with each value off by a rounding of the coarsest dtype. A result that
-moves as far as forge's is ill conditioned, and its difference is no mistake. Eager's distance is one draw of a random
-number, and a lucky one where what an operator computes cancels inside: those for inputs off by a rounding count, too.
+The bound of a tensor's error is twice eager's error against a run in float64, plus a few units of the dtype. If forge
+exceeds it, the float64 run is repeated with each value perturbed by a rounding of the coarsest dtype. A result that
+moves as far as forge's is ill-conditioned, and its difference is not an error of forge. Eager's error is one draw of a
+random number, and a lucky one if terms cancel inside an operator: its errors for inputs perturbed by a rounding count,
+too.
 """
 
 import itertools
@@ -29,12 +31,12 @@ FORWARD, AFTER = "forward", "after"
 
 
 class Difference(AssertionError):
-    """Something that forge and eager do not agree on."""
+    """The error for a difference between forge and eager."""
 
 
 @dataclass
 class Outcome:
-    """A call: results, the inputs as they are after it, the gradients; or the error and how far the call came."""
+    """The outcome of a call: results, the inputs after it, the gradients; or the error and the progress of the call."""
 
     results: list[torch.Tensor]
     inputs: list[torch.Tensor]
@@ -57,7 +59,7 @@ _files = itertools.count()
 
 
 def defined(source: str, name: str, scope: dict[str, Any] | None = None) -> Callable:
-    """Return the function of this name that the source defines, whose lines tracebacks can show."""
+    """Return the function of this name defined by the source, whose lines tracebacks can show."""
     scope = {"torch": torch, "__name__": "__main__", **(scope or {})}
     file = f"{FILE}{next(_files)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -66,7 +68,7 @@ def defined(source: str, name: str, scope: dict[str, Any] | None = None) -> Call
 
 
 def check(program: Program) -> str:
-    """Run the program with all its lengths. Return how far eager came. Raises Difference."""
+    """Run the program with all its lengths. Return the last stage that eager reached. Raises Difference."""
     torch._dynamo.reset()
     make = defined(program.maker(), "make")
     eager, jitted = defined(program.source(), "f"), forge.jit(defined(program.source(), "f"))
@@ -112,7 +114,7 @@ def _called(program: Program, f: Callable, inputs: list[torch.Tensor]) -> Outcom
 
 
 def _aliases(tensors: list[torch.Tensor]) -> frozenset:
-    """Return which of the tensors share memory, where, and which are one object."""
+    """Return the overlaps of tensors in memory, with their places, and the identical objects."""
     found = set()
     for (i, x), (j, y) in itertools.combinations(enumerate(tensors), 2):
         if x is y:
@@ -166,14 +168,15 @@ def _compare(program: Program, sizes: tuple[int, int], expected: Outcome, actual
 
 
 def _is_of_another_shape(expected: Outcome, name: str) -> bool:
-    """Return whether eager's gradient has another shape than the leaf, whose shape a call in place changed: which of
-    its shapes that is depends on what was computed of the leaf, in dead code too."""
+    """Return whether eager's gradient has another shape than the leaf, whose shape an in-place call changed: its shape
+    depends on the computations on the leaf, even in dead code."""
     kind, _, place = name.rpartition(" ")
     return kind == "gradient of input" and expected.tensors[name].shape != expected.inputs[int(place)].shape
 
 
 def _is_in_dead_code(program: Program, error: Exception) -> bool:
-    """Return whether a line raises whose result nobody reads: such calls are not made, and no value is looked at."""
+    """Return whether the error is raised by a line with an unused result: forge does not make such calls, and checks no
+    values there."""
     lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(FILE)]
     ends = itertools.accumulate(len(line.source.split("\n")) for line in program.lines)
     place = next((place for place, end in enumerate(ends) if lines and lines[0] - 1 <= end), None)
@@ -181,13 +184,13 @@ def _is_in_dead_code(program: Program, error: Exception) -> bool:
 
 
 def _reads_outside(program: Program, error: Exception | None) -> bool:
-    """Return whether an index is out of range for a gather, which eager does not notice of an expanded index."""
+    """Return whether an index is out of range for a gather, which eager does not detect for an expanded index."""
     return "is out of bounds for dimension" in str(error) and any(name in program.source() for name in GATHERS)
 
 
 class _Overlaps(TorchDispatchMode):
-    """Says whether an operator wrote to memory that it read through another view: eager's result depends on the order
-    of its loop."""
+    """A mode that detects operators that write to memory which they read through another view: eager's result depends
+    on the order of its loop."""
 
     seen = False
 
@@ -202,7 +205,7 @@ class _Overlaps(TorchDispatchMode):
 
 
 def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return whether the tensors are different views of one memory."""
+    """Return whether the tensors are different views of the same memory."""
     if not x.numel() or not y.numel() or x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
         return False
     return (x.storage_offset(), x.shape, _strides(x)) != (y.storage_offset(), y.shape, _strides(y))
@@ -215,7 +218,7 @@ def _reads_what_it_writes(program: Program, eager: Callable, inputs: list[torch.
 
 
 def _judge(program: Program, sizes: tuple[int, int], outside: dict) -> None:
-    """Raises Difference for a tensor that is farther from the run in float64 than eager and its conditioning allow."""
+    """Raise Difference for a tensor whose error against float64 exceeds the bound by eager and its conditioning."""
     reference = _in_double(program, _inputs(program, sizes, 0.0), 0.0)
     nudged: list | None = None
     for name, (found, wanted) in outside.items():
@@ -256,7 +259,7 @@ def _distances(found: Any, wanted: Any, exact: Any, usable: Any, eps: float) -> 
 def _eagers_distance(
     program: Program, sizes: tuple[int, int], name: str, eps: float, seed: int
 ) -> torch.Tensor | float:
-    """Return how far from float64 the largest error of a tensor is in eager, for inputs off by a rounding."""
+    """Return the largest error of a tensor in eager against float64, for inputs perturbed by a rounding."""
     inputs = _inputs(program, sizes, eps, seed)
     exact = _in_double(program, inputs, 0.0).tensors.get(name)
     leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
@@ -273,7 +276,7 @@ def _coarsest(program: Program) -> float:
 
 
 class _Nudge(torch.autograd.Function):
-    """The value, and its gradient, off by a rounding."""
+    """A function that perturbs the value, and its gradient, by a rounding."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -296,7 +299,7 @@ def _signs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _inputs(program: Program, sizes: tuple[int, int], eps: float, seed: int = 0) -> list[torch.Tensor]:
-    """Return the program's inputs, each float off by a rounding `eps` of it."""
+    """Return the program's inputs, each float perturbed by a rounding `eps`."""
     inputs = defined(program.maker(), "make")(*sizes)
     torch.manual_seed(seed + 1)
     if not eps:
@@ -305,7 +308,7 @@ def _inputs(program: Program, sizes: tuple[int, int], eps: float, seed: int = 0)
 
 
 def _in_double(program: Program, inputs: list[torch.Tensor], eps: float) -> Outcome:
-    """Return what eager gives for the inputs with each float in float64, each value off by a rounding `eps` of it."""
+    """Return eager's outcome for the inputs with each float in float64, each value perturbed by a rounding `eps`."""
     inputs = [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in inputs]
 
     def nudge(x: Any) -> Any:

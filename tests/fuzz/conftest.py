@@ -1,4 +1,4 @@
-"""Tests of the fuzzer do not read each other's programs from disk, and their runs leave no hook."""
+"""Fixtures of the fuzzer's tests, which do not read each other's programs from disk, and leave no hook."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Calls of the OpInfos' operations, as source text with slots for tensors."""
+"""The calls of OpInfos' operations, as source text with slots for tensors."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ DTYPES = (torch.float32, torch.int64, torch.bool)
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor argument of an operation: what a sample had there."""
+    """A tensor argument of an operation, with its value in a sample."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -59,7 +59,7 @@ class Operation:
 
 
 def literal(value: Any) -> str | None:
-    """Return the source of a number, a dtype, a text, None or a nest of them; None for other values."""
+    """Return the source of a number, a dtype, a string, None or a nest of them; None for other values."""
     if value is None or isinstance(value, bool | int | float | str | torch.dtype):
         return None if isinstance(value, float) and value - value != 0 else repr(value)
     if isinstance(value, list | tuple):
@@ -73,7 +73,7 @@ def literal(value: Any) -> str | None:
 
 @cache
 def operations() -> list[Operation]:
-    """Return a call for each kind of sample of each suitable OpInfo whose arguments can be written down."""
+    """Return a call for each kind of sample of each suitable OpInfo with arguments that can be written as source."""
     found: dict[Operation, None] = {}
     for info in all_opinfos():
         name = _name(info)
@@ -86,7 +86,7 @@ def operations() -> list[Operation]:
 
 
 def _name(info: OpInfo) -> str | None:
-    """Return the source of the OpInfo's operation, or None if it is no function of torch's."""
+    """Return the source of the OpInfo's operation, or None if it is not a function of torch."""
     function: Any = torch
     for part in info.name.split("."):
         function = getattr(function, part, None)

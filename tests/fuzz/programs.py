@@ -1,4 +1,4 @@
-"""Random programs, as source text: steps over a pool of tensors that are run in eager as they are added."""
+"""Random programs as source text: steps over a pool of tensors that run in eager as they are added."""
 
 import itertools
 import math
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Program:
-    """f(inputs), which is called once with each of the lengths; `after` is run by its caller before the backward.
+    """f(inputs), a program that is called once with each of the lengths; its caller runs `after` before the backward.
 
     used: the results that are in the loss.
     """
@@ -59,7 +59,7 @@ class Program:
         return self.function([line.source for line in self.lines])
 
     def is_dead(self, place: int) -> bool:
-        """Return whether no result, no input and no other line shows what the line at this place binds or changes."""
+        """Return whether the variable that this line binds or changes affects no result, input or other line."""
         dead = self.lines[place].target or self.lines[place].writes
         if not dead or dead in self.results or any(dead == each.name for each in self.inputs):
             return False
@@ -82,7 +82,7 @@ class Program:
         return "\n".join([*lines, f"    return [{', '.join(each.name for each in self.inputs)}]"]) + "\n"
 
     def calls(self) -> str:
-        """Return the source of a function that calls f and goes backward, as the comparison does."""
+        """Return the source of a function that calls f and its backward, like the comparison."""
         names = ", ".join(each.name for each in self.inputs)
         lines = ["def call(f, inputs):", f"    {names}{',' if len(self.inputs) == 1 else ''} = inputs"]
         lines += ["    out = f(*inputs)"]
@@ -178,7 +178,8 @@ AFTER = (
 
 @dataclass
 class Builder:
-    """A program that grows by a line at a time, run in eager with the first lengths; a line that raises is left out."""
+    """A program that grows by one line at a time, run in eager with the first lengths; a line that raises is left
+    out."""
 
     sizes: tuple[int, int]
     inputs: list[Input] = field(default_factory=list)
@@ -194,7 +195,7 @@ class Builder:
         return name
 
     def bind(self, source: str, *, no_grad: bool) -> None:
-        """Add `vN = source`; no result of many values, of complex or too large numbers is taken."""
+        """Add `vN = source`; results that have too many values, or are complex or too large, are rejected."""
         try:
             with torch.set_grad_enabled(not no_grad):
                 value = _evaluate(source, {"torch": torch, **self.pool})
@@ -208,7 +209,7 @@ class Builder:
         self.lines.append(Line(f"with torch.no_grad():\n    {line}" if no_grad else line, target=name))
 
     def write(self, source: str, target: str, *, no_grad: bool) -> None:
-        """Add a statement that changes `target`, which a view's base or other views see."""
+        """Add a statement that changes `target`; its base and other views change with it."""
         before = {name: (value._version, value.detach().clone()) for name, value in self.pool.items()}
         scope = {"torch": torch, **self.pool}
         try:
@@ -228,7 +229,7 @@ class Builder:
 
 
 class Unsuitable(Exception):
-    """A program whose values are too large, or that raised in the middle of a statement."""
+    """The error for a program whose values are too large, or that raised in the middle of a statement."""
 
 
 def _evaluate(source: str, scope: dict[str, Any]) -> torch.Tensor:
@@ -254,7 +255,7 @@ def _is_suitable(value: Any) -> bool:
 def input_source(shape: tuple, dtype: torch.dtype, layout: int) -> str:
     """Return the source of a tensor: contiguous, transposed, every other element, or with an offset in its storage.
 
-    It is no view: of a leaf that is one, eager loses the gradient once a view of it was written under no_grad.
+    It is not a view: for a leaf that is one, eager loses the gradient after a write to a view of it under no_grad.
     """
     lengths = list(shape)
     tail = ""
@@ -278,7 +279,7 @@ Draws = tuple[int, int, int, int]
 
 
 def build(inputs: list[Draws], steps: list[Draws], ends: list[Draws], sizes: list[int]) -> Program:
-    """Return the program that the numbers stand for. Raises Unsuitable where there is none."""
+    """Return the program encoded by the numbers. Raises Unsuitable if there is none."""
     lengths = tuple(SIZES[each] for each in sizes)
     builder = Builder(lengths[0])
     for a, b, c, d in inputs:
@@ -315,7 +316,7 @@ def _step(builder: Builder, step: Draws) -> None:
 
 
 def _operation(builder: Builder, a: int, b: int, c: int, *, no_grad: bool) -> None:
-    """Add a call of an OpInfo's operation; a tensor that the pool does not have becomes an input."""
+    """Add a call of an OpInfo's operation; missing tensors become inputs."""
     call = operations()[a % len(operations())]
     count, filled = len(builder.inputs), []
     for position, slot in enumerate(call.slots):
@@ -335,7 +336,7 @@ def _operation(builder: Builder, a: int, b: int, c: int, *, no_grad: bool) -> No
 
 
 def _fitting(builder: Builder, slot: Slot, *, by_shape: bool) -> list[str]:
-    """Return the names of the tensors that may fill a slot: of its rank, or its shape, and in the domain."""
+    """Return the names of the tensors that may fill a slot: of its rank or shape, and in the domain."""
     if slot.values and by_shape:
         return []
     found = []
@@ -370,7 +371,7 @@ def _slot_source(slot: Slot) -> str:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program | None:
-    """Programs of a few steps; None for what is not a suitable one."""
+    """Draw a program of a few steps; None if it is not suitable."""
     number = st.integers(0, 1 << 14)
     draws = st.tuples(number, number, number, number)
     inputs = draw(st.lists(draws, min_size=1, max_size=3))

@@ -11,7 +11,7 @@ import forge
 
 
 def written(shape: tuple[int, ...], key: object, value: Callable) -> Callable:
-    """Return a function that writes value(row) at a key of zeros."""
+    """Return a function that writes value(row) to zeros at a key."""
 
     def write(row: torch.Tensor) -> torch.Tensor:
         out = torch.zeros(shape)
@@ -215,7 +215,7 @@ def test_norms_lay_out_their_results_as_torchs_kernels_do(name: str, grad: bool)
 
 
 def history(view: Callable) -> Callable:
-    """Return a function that computes of a view that was made under no_grad."""
+    """Return a function that computes with a view made under no_grad."""
 
     def compute(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -360,7 +360,7 @@ def test_a_reduction_over_the_dim_that_a_number_does_not_have_is_a_tensor_of_its
 
 @pytest.mark.parametrize("shape", [(1, 6), (6, 1), (2, 1, 3)])
 def test_what_as_strided_shows_of_a_view_of_a_row_shares_its_memory(shape: tuple[int, ...]) -> None:
-    """Strides of dims of one are others in eager's view than in the program's."""
+    """Strides of dims of length 1 differ between eager's view and the program's."""
 
     def shown(x: torch.Tensor) -> torch.Tensor:
         x = x.unflatten(x.shape.index(max(shape)), (-1, max(shape)))
@@ -405,7 +405,7 @@ def test_what_is_computed_of_two_dtypes_has_the_dtype_that_the_kernel_gives(name
 @pytest.mark.parametrize("count", [0, 3])
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_a_view_of_all_of_a_vector_is_another_tensor(count: int, grad: bool) -> None:
-    """Of no elements, a view has memory of its own where tensors have no values."""
+    """A view without elements has its own memory for tensors without values."""
 
     def shown(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = (x + 1).reshape(-1)
@@ -417,7 +417,7 @@ def test_a_view_of_all_of_a_vector_is_another_tensor(count: int, grad: bool) -> 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_the_gradient_of_slices_scaled_to_a_norm_is_rounded_as_eagers(p: int) -> None:
-    """Of slices of one element it is what is left of the rounding."""
+    """For slices of one element, the result is rounding error only."""
     x = torch.randn(6, 1, generator=torch.manual_seed(0)) + 4
     found = []
     for function in (torch.renorm, forge.jit(torch.renorm)):

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, the same programs every time, and what its comparison finds."""
+"""A short run of the fuzzer with fixed programs, and tests of its comparison."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""python -m tests.fuzz.worker SEED EXAMPLES FOLDER: the programs of one seed; the first find is shrunk and printed."""
+"""The programs of one seed, whose first find is shrunk and printed: python -m tests.fuzz.worker SEED EXAMPLES FOLDER"""
 
 import sys
 import traceback
@@ -17,9 +17,10 @@ FIND = 3  # the status of a process that found a difference
 
 
 def run(seed: int, examples: int, script: Path | None = None) -> Counter:
-    """Check `examples` programs. Raises the Difference of the smallest program found; return how the others went.
+    """Check `examples` programs. Raises the Difference of the smallest program found; return the counts of the others'
+    outcomes.
 
-    script: where each program is written before it runs, in case that it ends the process.
+    script: the file to which each program is written before it runs, in case it aborts the process.
     """
     went: Counter = Counter()
     errors: list[Exception] = []

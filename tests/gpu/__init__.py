@@ -1,4 +1,4 @@
-"""forge in its default configuration on a GPU, held to an error bound: `make test-gpu`."""
+"""The tests of forge in its default configuration on a GPU against an error bound: `make test-gpu`."""
 
 import sys
 from pathlib import Path

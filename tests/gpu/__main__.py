@@ -1,8 +1,8 @@
 """python -m tests.gpu [--minutes M] [--state FILE] [--only START …] [--every N] [--write FILE]
 
-Runs what FILE does not have yet, in several processes that share the device, and adds each result to it as it comes:
-after M minutes it ends, and another call goes on. It ends with status 0 once all cases ran and none failed, 1 where one
-failed, 3 where some are left.
+Run the cases that FILE does not have yet, in several processes that share the device, and add each result to it. The
+run ends after M minutes, and another call continues it. The exit status is 0 if all cases ran and none failed, 1 if one
+failed, 3 if some are left.
 """
 
 import argparse
@@ -31,7 +31,7 @@ UNUSABLE = ("CUDA error", "CUDA driver error", "device-side assert", "cudaError"
 
 
 class Worker:
-    """A process that runs cases; another one takes its place when it ends or takes too long."""
+    """A process that runs cases, restarted when it ends or takes too long."""
 
     def __init__(self, device: str, cache: Path) -> None:
         self.device = device
@@ -82,14 +82,14 @@ class Worker:
         )
 
     def close(self) -> None:
-        """The process ends; one that computes is not waited for."""
+        """End the process without waiting for its current case."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
 
 class Run:
-    """The cases that are left, spread over processes until the time is over."""
+    """A run of the remaining cases, spread over processes until the time is over."""
 
     def __init__(self, cases: dict[str, Case], device: str, state: Path, minutes: float) -> None:
         self.cases = cases
@@ -100,7 +100,7 @@ class Run:
         self.lock = threading.Lock()
 
     def __call__(self, jobs: int) -> None:
-        """Returns when no case is left, or no time."""
+        """Run cases until none is left, or the time is over."""
         todo: queue.Queue[str] = queue.Queue()
         for name in self.cases:
             if name not in self.found:
@@ -139,8 +139,8 @@ class Run:
 
 @contextlib.contextmanager
 def _cache(state: Path) -> Iterator[Path]:
-    """The folder of compiled programs: beside the default state file, where the next call finds them, else a temporary
-    one."""
+    """Yield the folder of compiled programs: beside the default state file, so that the next call finds them, otherwise
+    a temporary one."""
     if state == STATE:
         yield state.parent / "cache"
         return

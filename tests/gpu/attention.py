@@ -1,7 +1,7 @@
-"""Attention between other calls, for each of torch's backends: its forward and its gradients.
+"""The cases of attention between other calls, for each of torch's backends: its forward and its gradients.
 
-Every backend with all groups of heads, head sizes, masks and layouts; dtype, lengths, scale and dropout go round. So do
-they where the mask is a window of positions that the program makes, and where the program writes attention out.
+Every backend with all groups of heads, head sizes, masks and layouts; dtype, lengths, scale and dropout rotate. They
+rotate as well for masks that are windows of positions made by the program, and for attention written out by it.
 """
 
 import itertools
@@ -36,7 +36,7 @@ MANY = 16  # so that blocks pay in each window
 
 
 def cases() -> dict[str, Case]:
-    """Every case by name."""
+    """Return every case by name."""
     found = {}
     everything = itertools.product(BACKENDS, HEADS, WIDTHS, MASKS, LAYOUTS)
     for turn, (backend, heads, width, mask, layout) in enumerate(everything):
@@ -233,7 +233,7 @@ def _attend(causal: bool, dropout: float, scale: float | None, groups: bool) -> 
 def _heads(
     heads: int, length: int, width: int, layout: str, dtype: torch.dtype, device: torch.device, batch: int = BATCH
 ) -> torch.Tensor:
-    """Of shape (batch, heads, length, width); transposed: as a view of what a projection gives."""
+    """Return a tensor of shape (batch, heads, length, width); transposed: a view of a projection's result."""
     if layout == "contiguous":
         return torch.randn(batch, heads, length, width, dtype=dtype, device=device)
     return torch.randn(batch, length, heads, width, dtype=dtype, device=device).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""The table of cases: what `python -m tests.gpu` runs, by name."""
+"""The table of the cases of `python -m tests.gpu`, by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ SKIPPED = "skipped"
 
 
 class Skipped(Exception):
-    """A case that says nothing here, with the reason: torch itself does not run it."""
+    """The reason why a case does not apply here: torch itself does not run it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`run(device)` gives what measure.judge gives, or raises; `seconds` is the most that it may take."""
+    """A case: `run(device)` returns the result of measure.judge, or raises; `seconds` is its time limit."""
 
     run: Callable[[torch.device], tuple[str, str]]
     seconds: float = 120.0
 
 
 def all_cases() -> dict[str, Case]:
-    """Every case by name, those first that find most."""
+    """Return every case by name, the most productive ones first."""
     from tests.gpu import attention, flex, models, numerics, operations, programs, reductions
 
     kinds = (attention.cases, flex.cases, operations.cases, models.cases, programs.cases)

@@ -1,7 +1,7 @@
-"""flex_attention between other calls: its forward and its gradients, also where they run twice.
+"""The cases of flex_attention between other calls: its forward and its gradients, also repeated ones.
 
-All score functions, masks and groups of heads; dtype, head size and length go round. Of each pair of lengths the second
-one is of symbolic sizes.
+All score functions, masks and groups of heads; dtype, head size and length rotate. The second of each pair of lengths
+has symbolic sizes.
 """
 
 import itertools
@@ -27,7 +27,7 @@ Index = torch.Tensor
 
 
 def cases() -> dict[str, Case]:
-    """Every case by name."""
+    """Return every case by name."""
     found = {}
     for turn, (score, mask, heads) in enumerate(itertools.product(SCORES, MASKS, HEADS)):
         dtype, width = ("bfloat16", "float32", "float16")[turn % 3], WIDTHS[turn // 3 % 3]

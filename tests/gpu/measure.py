@@ -1,19 +1,20 @@
-"""The error bound: how far a result may be from float64's.
+"""The error bound: the maximum distance of a result from float64's.
 
-Let e be the result of eager in some dtype, r what eager gives in float64 for the same numbers, f forge's result. In the
+Let e be the result of eager in some dtype, r eager's result in float64 for the same numbers, f forge's result. In the
 Euclidean norm and in the largest element's,
 
     |f - r| <= 2 |e - r| + (eps + 8 eps32) |r|
 
 where eps is the dtype's distance from 1 to the next number, and eps32 that of float32, in which kernels add up: another
-order of a sum's terms is a few roundings. Where eager happens to be exact, or a result is a few numbers that cancel,
+order of a sum's terms is a few roundings. If eager happens to be exact, or a result is a few numbers that cancel,
 eager's own distance says little of the dtype; so a result beyond the bound is within it *by conditioning* if the bound
 holds with the largest of |e - r| and |r' - r|, where r' is float64's result for inputs each off by half an eps, drawn
-`DRAWS` times. |e - r| is itself one draw of a random number, and a lucky one where a loss is a single number, or a
-gradient is zero but for rounding: where eager's result e' for those inputs is known too, |e' - r'| counts with the
-others; and where forge's is, a result that is beyond the bound for the inputs themselves and within it for each of
-those is an unlucky draw, within by conditioning. Results within so are counted by themselves. Integers and booleans are
-eager's. An element that is not finite in e or r is left out: in half precision, eager overflows where forge need not.
+`DRAWS` times. |e - r| is itself one draw of a random number, and a lucky one if a loss is a single number, or a
+gradient is zero except for rounding. If eager's result e' for those inputs is known, |e' - r'| counts with the others.
+If forge's is known, too, a result that exceeds the bound for the original inputs but not for any of the perturbed ones
+is an unlucky draw, within by conditioning. Results within by conditioning are counted separately. Integers and booleans
+must equal eager's. Elements that are not finite in e or r are ignored: in half precision, eager overflows where forge
+may not.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ def judge(
     neighbour: Callable[[int], Values] | None = None,
     again: Callable[[int], Values] | None = None,
 ) -> tuple[str, str]:
-    """WITHIN, CONDITIONED or "beyond", and in words the first result that is not within the bound.
+    """Return WITHIN, CONDITIONED or "beyond", and a description of the first result that exceeds the bound.
 
     reference: the values in float64, given None; given a number, those for inputs off by half an eps.
     neighbour, again: eager's values and forge's for the inputs off by half an eps.
@@ -84,7 +85,8 @@ def metadata(forge: Values, eager: Values) -> str | None:
 
 
 def beyond(forge: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, distances: Values) -> str | None:
-    """Return how a result exceeds the bound, None if it does not. distances: other usual ones, as eager - exact."""
+    """Return a description of how a result exceeds the bound, or None. distances: other usual errors like eager -
+    exact."""
     eps = torch.finfo(eager.dtype).eps + SUMS * torch.finfo(torch.float32).eps
     ours, theirs, right, *others = (each.detach().double() for each in (forge, eager, exact, *distances))
     counts = theirs.isfinite() & right.isfinite()
@@ -108,7 +110,8 @@ def _largest(x: torch.Tensor) -> torch.Tensor:
 
 
 def nudged(tree: Any, dtype: torch.dtype, draw: int | None) -> Any:
-    """The floating point tensors of a nest in float64; each number off by half an eps of the dtype, up or down."""
+    """Return the floating point tensors of a nest in float64, with each number perturbed by half an eps of the dtype,
+    up or down."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def nudge(leaf: Any) -> Any:

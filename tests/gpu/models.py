@@ -1,5 +1,5 @@
-"""Models in training, of real widths (zoo.py's constants, where FORGE_ZOO=wide): in bfloat16, under autocast, and
-called so often that their programs are recorded as CUDA graphs."""
+"""The cases of models in training with real widths (zoo.py's constants for FORGE_ZOO=wide): in bfloat16, under
+autocast, and called often enough for CUDA graphs."""
 
 import contextlib
 import copy
@@ -25,7 +25,7 @@ SECONDS = 400.0
 
 
 def cases(first: bool = False) -> dict[str, Case]:
-    """Every case by name; first: those of one model at the widths at which its gradients were once wrong."""
+    """Return every case by name. first: the cases of one model at the widths at which its gradients were once wrong."""
     makers = GEMMAS if first else MODELS
     kinds = {
         "bfloat16": (torch.bfloat16, False, 1),
@@ -71,7 +71,7 @@ def _run(make: Make, dtype: torch.dtype, autocast: bool, calls: int, device: tor
         raise
 
     def nearby(draw: int | None) -> tuple[nn.Module, dict[str, Any]]:
-        """The model and its arguments, or neighbours of theirs in the same dtype."""
+        """Return the model and its arguments, or perturbed ones in the same dtype."""
         if draw is None:
             return copy.deepcopy(model), arguments
         near, given = copy.deepcopy(model), _neighbours(arguments, draw)
@@ -103,7 +103,8 @@ def _run(make: Make, dtype: torch.dtype, autocast: bool, calls: int, device: tor
 
 
 def _fails_in_dynamo(model: nn.Module, arguments: dict, flow: Callable, error: type[Exception]) -> bool:
-    """Return whether torch.compile, which compiles nothing here, raises such an error: the model does when captured."""
+    """Return whether torch.compile, with a backend that compiles nothing, raises the same error: the model fails in
+    capture."""
     again = copy.deepcopy(model)
     torch._dynamo.reset()
     try:
@@ -114,13 +115,13 @@ def _fails_in_dynamo(model: nn.Module, arguments: dict, flow: Callable, error: t
 
 
 def _neighbours(tree: Any, draw: int) -> Any:
-    """Numbers half an eps of bfloat16 away, rounded to their own dtypes."""
+    """Return numbers half an eps of bfloat16 away, rounded to their own dtypes."""
     near = nudged(tree, torch.bfloat16, draw)
     return _pytree.tree_map(lambda leaf, of: leaf.to(of.dtype) if isinstance(leaf, torch.Tensor) else leaf, near, tree)
 
 
 class _Float64(TorchFunctionMode):
-    """Linear functions of float32, which a model makes whatever its own dtype is, by parameters in float64."""
+    """A mode for linear functions that a model computes in float32 whatever its dtype, with parameters in float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is F.linear and (args[0].dtype, args[1].dtype) == (torch.float32, torch.float64):
@@ -129,7 +130,8 @@ class _Float64(TorchFunctionMode):
 
 
 def _in_float64(model: nn.Module) -> nn.Module:
-    """A copy whose experts are multiplied one by one: torch's grouped product has no float64."""
+    """Return a copy whose experts are multiplied one by one, because torch's grouped product does not support
+    float64."""
     wide = copy.deepcopy(model).double()
     for part in wide.modules():
         config = getattr(part, "config", None)

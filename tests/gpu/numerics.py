@@ -1,4 +1,4 @@
-"""numerics="eager" in half precision: regions give what torch's functions give one by one, but for rare last places."""
+"""The cases of numerics="eager" in half precision: regions equal torch's functions except for rare last bits."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ SHAPE = (257, 512)
 
 
 def cases() -> dict[str, Case]:
-    """Every case by name."""
+    """Return every case by name."""
     return {
         f"numerics/{name}/{dtype}": Case(partial(_run, function, DTYPES[dtype]))
         for name, function in PROGRAMS.items()

@@ -1,4 +1,4 @@
-"""Every OpInfo between pointwise calls: results and gradients, in three dtypes, one sample each."""
+"""The cases of every OpInfo between pointwise calls: results and gradients, in three dtypes, one sample each."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from tests.gpu.measure import judge, nudged
 
 
 def cases() -> dict[str, Case]:
-    """Every case by name."""
+    """Return every case by name."""
     found = {}
     for turn, (name, dtype) in enumerate(DTYPES.items()):
         for info in all_opinfos():
@@ -53,7 +53,7 @@ def _run(info: OpInfo, dtype: torch.dtype, turn: int, device: torch.device) -> t
 
 
 def _sample(info: OpInfo, dtype: torch.dtype, turn: int, device: torch.device) -> Sample:
-    """One of the op's samples without empty tensors: another one in each dtype."""
+    """Return one of the op's samples without empty tensors, a different one for each dtype."""
     torch.manual_seed(0)
     samples = list(info.samples(info, device, dtype))
     full = [each for each in samples if all(x.numel() for x in tensors_in((each.args, each.kwargs)))] or samples
@@ -69,7 +69,7 @@ def _sample(info: OpInfo, dtype: torch.dtype, turn: int, device: torch.device) -
 
 
 def _wide(sample: Sample, dtype: torch.dtype, draw: int | None) -> Sample:
-    """The same numbers in float64, or numbers off by half an eps; where the call names the dtype, it names float64."""
+    """Return the same numbers in float64, or perturbed by half an eps; a dtype named in the call becomes float64."""
     args, kwargs = _exchanged((sample.args, sample.kwargs), dtype, torch.float64)
     return Sample(*nudged((args, kwargs), dtype, draw))
 

@@ -1,7 +1,7 @@
-"""The programs of tests/capture/programs with tensors on the device, in three default dtypes.
+"""The cases of the programs of tests/capture/programs with tensors on the device, in three default dtypes.
 
-All but the values of floating point tensors is as in eager: structure, strides, shared memory, errors. A program with
-an assertion that fails runs in processes of its own, since no process uses the device after it.
+Everything but the values of floating point tensors equals eager: structure, strides, shared memory, errors. A program
+with a failing assertion runs in separate processes, because the device cannot be used afterwards.
 
 `python -m tests.gpu.programs NAME DTYPE DEVICE eager|forge` runs such a program and prints the name of its error.
 """
@@ -25,7 +25,7 @@ EVERY = {"float32": 1, "bfloat16": 3, "float16": 3}
 
 
 def cases() -> dict[str, Case]:
-    """Every case by name: all programs in float32, a third in each half precision."""
+    """Return every case by name: all programs in float32, a third in each half precision."""
     return {
         f"program/{name}/{dtype}": Case(
             partial(_run_apart, name, dtype) if _fails_on_the_device(name) else partial(_run, program, DTYPES[dtype])
@@ -87,7 +87,7 @@ def _run_apart(name: str, dtype: str, device: torch.device) -> tuple[str, str]:
 
 
 def _error(name: str, dtype: str, device: str, kind: str) -> str:
-    """The name of the error that a program raises, up to the end of what the device computes for it."""
+    """Return the name of the error that a program raises until the device has finished its work."""
     torch.set_default_device(device)
     torch.set_default_dtype(DTYPES[dtype])
     try:
@@ -116,7 +116,7 @@ _RANDOM = {"rand", "randn", "rand_like", "randn_like", "normal_", "uniform_", "n
 
 
 class _Drawing(TorchFunctionMode):
-    """Mode in which float64 draws give the numbers of another dtype, or numbers half an eps off."""
+    """A mode in which float64 draws have the numbers of another dtype, or numbers perturbed by half an eps."""
 
     def __init__(self, dtype: torch.dtype, draw: int | None) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Norms in training, whose gradients reduce rows and columns of the same numbers: of few and of many rows, of heads,
-and with scales that are parts of one table."""
+"""The cases of norms in training, whose gradients reduce rows and columns of the same numbers: of few and of many rows,
+of heads, and with scales from one table."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ SHAPES = ((4096, 256), (16384, 256), (16384, 128), (32768, 1024), (1000, 4096))
 
 
 def cases() -> dict[str, Case]:
-    """Every case by name."""
+    """Return every case by name."""
     return {
         f"reduction/{name}/{rows}x{width}/{dtype}": Case(partial(_run, function, rows, width, DTYPES[dtype]))
         for name, function in FUNCTIONS.items()
@@ -34,14 +34,14 @@ def _layer_norm(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def _modulated(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Two norms, one after the other, with parts of one table."""
+    """Return two norms, one after the other, with scales from one table."""
     for shift, scale in (table[:2], table[2:]):
         x = x + (F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift)
     return x
 
 
 def _by_hand(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Norms of heads in float32, for queries of four heads and keys of one, turned by a rotation of halves."""
+    """Return norms of heads in float32, for queries of four heads and keys of one, with rotary embeddings of halves."""
     heads = x.unflatten(0, (-1, 4)).transpose(0, 1)
     found = []
     for part, weight in ((heads, table[0]), (heads[:1], table[1])):

@@ -1,4 +1,4 @@
-"""Report of a run, its place and its date, as a section of docs/reference/verification.md."""
+"""The report of a run, with its device and date, as a section of docs/reference/verification.md."""
 
 import platform
 from collections import Counter
@@ -21,7 +21,7 @@ conditioning*, counted by itself (`tests/gpu/measure.py`)."""
 
 
 def described(found: list[dict], chosen: int, device: str) -> str:
-    """The section: a table by kind, and the failures by name."""
+    """Return the section: a table by kind, and the names of the failures."""
     kinds: dict[str, Counter] = {}
     for each in found:
         kinds.setdefault(each["name"].partition("/")[0], Counter())[each["status"]] += 1
@@ -51,7 +51,7 @@ def described(found: list[dict], chosen: int, device: str) -> str:
 
 
 def written(document: str, section: str) -> str:
-    """The document with the section in the place of an earlier one, or at its end."""
+    """Return the document with the section in place of an earlier one, or at its end."""
     before, found, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     start = before if found else (document.rstrip() or "# Verification") + "\n\n"

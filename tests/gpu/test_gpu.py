@@ -1,4 +1,4 @@
-"""The machinery of `make test-gpu`, on the CPU."""
+"""Tests of the machinery of `make test-gpu`, on the CPU."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ FEW = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The results of a few cases and the document about them."""
+    """Return the results of a few cases and the document about them."""
     folder = tmp_path_factory.mktemp("gpu")
     state, document = folder / "results.jsonl", folder / "verification.md"
     options = ["--device", "cpu", "--jobs", "1", "--state", str(state), "--write", str(document), "--only", *FEW]

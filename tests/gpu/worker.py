@@ -1,6 +1,6 @@
-"""Runs the cases that come by name, one a line, and says of each what it found, as JSON, one a line.
+"""A process that reads names of cases, one per line, runs them, and prints each result as a line of JSON.
 
-A case in which Inductor cannot compile a region fails: torch's calls in its place are right, and slow.
+A case in which Inductor cannot compile a region fails, because torch's calls in its place are correct but slow.
 """
 
 import json

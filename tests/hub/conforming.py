@@ -1,4 +1,4 @@
-"""A repository that meets every requirement of the Hub, for tests that take one away; nothing of it can run."""
+"""A repository that meets every requirement of the Hub, for tests that violate one; nothing in it can run."""
 
 import json
 import struct
@@ -33,7 +33,7 @@ def elf(
     versions: Sequence[tuple[str, str]] = (("libc.so.6", "GLIBC_2.14"), ("libstdc++.so.6", "CXXABI_1.3")),
     machine: int = 62,
 ) -> bytes:
-    """A shared library of 64 bits that has nothing but its dynamic section."""
+    """Return a 64-bit shared library that has only its dynamic section."""
     strings = b"\0"
 
     def at(text: str) -> int:
@@ -73,7 +73,7 @@ def described(**values: Any) -> dict[str, Any]:
 
 
 def write_conforming(folder: Path) -> Path:
-    """Writes it; gives the folder of its last variant, where tests take something away."""
+    """Write the repository and return the folder of its last variant, in which tests remove something."""
     files = {"__init__.py": INIT, "_ops.py": OPS, "ops.py": SCALE, "layers.py": LAYERS, f"{ID}.abi3.so": elf()}
     for variant in CPU:
         for path, content in {**files, "metadata.json": json.dumps(described(), indent=2)}.items():

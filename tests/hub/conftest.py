@@ -1,4 +1,4 @@
-"""A loopback Hub, and a cache of its own for every test."""
+"""Fixtures of the hub's tests: a loopback Hub, and a separate cache for every test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def _needs_extra() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_loaded() -> Iterator[None]:
-    """Each test starts with no kernel loaded, here and where they are verified, as a process does."""
+    """Start each test without loaded kernels, in this process and in the verifying one."""
     yield
     forget()
     if verification_cache.worker.server is not None:
@@ -30,7 +30,7 @@ def _nothing_loaded() -> Iterator[None]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a process that does not remember the Hub."""
+    """Return an empty cache, in a process that does not remember the Hub."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("KERNELS_CACHE", str(folder))
     client.forget()
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A Hub that the real client talks to; `acme` is a trusted publisher."""
+    """Yield a Hub for the real client; `acme` is a trusted publisher."""
     huggingface_hub = pytest.importorskip("huggingface_hub")
     server = Hub(trusted={"acme"}).start()
     monkeypatch.setenv("HF_ENDPOINT", server.url)
@@ -59,13 +59,13 @@ def server(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HF_HUB_OFFLINE=1, as the process would have read it."""
+    """Set HF_HUB_OFFLINE=1 as if the process had read it."""
     monkeypatch.setattr(pytest.importorskip("huggingface_hub").constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts of tests stay with them."""
+    """Keep the verdicts of tests in their own folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(verification_cache.verifier, "_answers", {})
     monkeypatch.setattr(verification_cache.verifier, "_failed", {})

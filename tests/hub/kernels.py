@@ -1,4 +1,4 @@
-"""Small kernels as files: what a test publishes, or writes to a folder."""
+"""Small kernels as files, which tests publish or write to a folder."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ OPS = "def double(x):\n    return x * 2\n"
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """The kernels of the process are afterwards as they were."""
+    """Restore the kernels of the process at the exit of the context."""
     before = list(hubex.kernels)
     try:
         yield
@@ -31,7 +31,7 @@ def process_restored() -> Iterator[None]:
 
 
 def metadata(name: str = "rms", kernel_id: str = "_rms_ab12", **values: Any) -> str:
-    """metadata.json in today's form."""
+    """Return metadata.json in its current form."""
     known = {
         "name": name,
         "id": kernel_id,
@@ -49,13 +49,13 @@ def digest(files: Mapping[str, str]) -> dict[str, Any]:
 
 
 def kernel(files: Mapping[str, str | bytes | None] | None = None, variant: str = "torch-universal") -> dict[str, Any]:
-    """The files of a kernel with a function `double`, below build/; `files` are added, and None takes one away."""
+    """Return the files of a kernel with a function `double`, below build/; `files` are added, and None removes one."""
     held = {"__init__.py": INIT, "ops.py": OPS, "metadata.json": metadata(), **(files or {})}
     return {f"{variant}/{path}": data for path, data in held.items() if data is not None}
 
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> Path:
-    """Writes files below the folder's build/."""
+    """Write files below the folder's build/."""
     for path, data in files.items():
         target = folder / "build" / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,14 +68,14 @@ def load(folder: Path, **options: Any) -> Any:
 
 
 def forget() -> None:
-    """As if this process had loaded no kernel."""
+    """Reset this process to one that has loaded no kernel."""
     for name in list(loader._packages):
         loader._forget(name)
     loader._loaded.clear()
 
 
 def native_module(folder: Path, name: str, returns: int) -> bytes:
-    """A module of the limited API with a function `value` that returns a number."""
+    """Return a module of the limited API with a function `value` that returns a number."""
     source = folder / "native.c"
     source.write_text(
         "#define Py_LIMITED_API 0x03090000\n#include <Python.h>\n"

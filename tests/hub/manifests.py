@@ -47,7 +47,7 @@ ops:
 
 
 def read(text: str | bytes, find: Callable[[str], Any] | None = None) -> Manifest:
-    """The manifest in a text called k.yaml."""
+    """Return the manifest in a text called k.yaml."""
     return parse_manifest(text, OPERATORS, file="k.yaml", find=find)
 
 
@@ -62,7 +62,7 @@ def problems(text: str | bytes, find: Callable[[str], Any] | None = None) -> lis
 
 
 def entry(**fields: Any) -> str:
-    """A manifest of one kernel of aten::add.out, with these fields as YAML."""
+    """Return a manifest of one kernel of aten::add.out, with these fields as YAML."""
     lines = "".join(f"    {name}: {value}\n" for name, value in fields.items())
     return f"""\
 forge_kernels: 1

@@ -1,4 +1,4 @@
-"""Repositories with one kernel and a manifest, and what became of the kernel in a jitted function."""
+"""Repositories with one kernel and a manifest, and the use of the kernel in a jitted function."""
 
 import textwrap
 import warnings
@@ -32,7 +32,7 @@ ROWS = "torch.as_strided(x, x.shape, torch.empty(x.shape).stride())"
 
 
 class Repository:
-    """A folder with one kernel `f`, whose code and manifest are given."""
+    """A folder with one kernel `f`, with given code and manifest."""
 
     def __init__(self, folder: Path, name: str, code: str, **entry: str) -> None:
         self.folder, self.name = folder / name, name
@@ -59,7 +59,7 @@ def executor(made: Repository, seconds: float = 60) -> Executor:
 
 
 def run(function: Callable, *args: torch.Tensor, by: Executor) -> Any:
-    """Jits, compares with eager (gradients too where one is wanted), and explains."""
+    """Jit a function, compare it with eager (including gradients if required), and return its explanation."""
     jitted = forge.jit(function, executors=[by, "torch"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HubNotice)
@@ -77,7 +77,7 @@ def run(function: Callable, *args: torch.Tensor, by: Executor) -> Any:
 
 
 def declined(explained: Any, made: Repository) -> str:
-    """Why the kernel was declined; it ran nothing."""
+    """Return the reason why the kernel was declined, after checking that it ran nothing."""
     assert not [row for row in explained.rows if row.executor == f"acme.{made.name}"]
     return next(reason for row in explained.rows for who, reason in row.declined if who == f"acme.{made.name}")
 

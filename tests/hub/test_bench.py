@@ -1,4 +1,4 @@
-"""forge kernels bench: what is timed, on what, and what is said of it; nothing here takes time itself."""
+"""The command forge kernels bench: its calls, inputs and report; nothing here is really timed."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ SECONDS = {"acme.norm": 1e-6, "norm": 1e-6, "eager": 4e-6, "reference": 8e-6, "i
 
 @pytest.fixture(autouse=True)
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Record the candidates of each timing: every one is called once, and takes the time in SECONDS."""
+    """Record the candidates of each timing: each is called once, and takes its time in SECONDS."""
     found: list[list[str]] = []
 
     def fake(runs: dict[str, Callable[[], Any]], device: torch.device) -> dict[str, float]:

@@ -1,7 +1,6 @@
-"""Kernels compiled here: once for all that decides what comes out, whole or not at all, and each way's reason is kept.
+"""Kernels compiled here: once per set of inputs, atomically, with the reason for each way that was tried.
 
-What concerns the cache is tested with a library of plain C, which takes the least time; operators with torch's stable
-ABI.
+The cache is tested with a library of plain C, which compiles fastest; operators with torch's stable ABI.
 """
 
 import ctypes
@@ -73,7 +72,7 @@ KERNELS = """\
 
 
 def tool_is_missing() -> str | None:
-    """Why nothing can be compiled here, or None."""
+    """Return the reason why nothing can be compiled here, or None."""
     compiler = os.environ.get("CXX", "c++")
     tools = os.pathsep.join([os.environ["PATH"], sysconfig.get_path("scripts")])
     missing = [name for name in (compiler, "ninja") if shutil.which(name, path=tools) is None]
@@ -110,7 +109,7 @@ class Sources:
 
 @pytest.fixture
 def answer(tmp_path: Path) -> Sources:
-    """A library with a function `answer`, whose headers lie beside it and in an include folder."""
+    """Return a library with a function `answer`, whose headers lie beside it and in an include folder."""
     files = {
         "csrc/answer.cpp": ANSWER,
         "csrc/beside.h": "#define BESIDE 1\n",
@@ -121,7 +120,7 @@ def answer(tmp_path: Path) -> Sources:
 
 @pytest.fixture
 def unary(tmp_path: Path) -> Sources:
-    """Two operators; `square` is wrong."""
+    """Return a library with two operators, one of which, `square`, is wrong."""
     files = {"csrc/unary.cpp": UNARY}
     return Sources(
         tmp_path / "unary", files, cpp="csrc/unary.cpp", cflags="[-DTORCH_TARGET_VERSION=0x020b000000000000]"
@@ -130,7 +129,7 @@ def unary(tmp_path: Path) -> Sources:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A compiler that lists what it compiles in `compiled`, and waits while there is a file `hold`."""
+    """Yield a compiler that lists what it compiles in `compiled`, and waits while the file `hold` exists."""
     script = tmp_path / "tools" / "slow-c++"
     script.parent.mkdir()
     script.write_text(
@@ -152,7 +151,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Nothing is compiled: the library is a small file. Lists the keys that were asked for."""
+    """Replace compilation by writing a small file; return the keys of the requested builds."""
     asked: list[str] = []
 
     def compile_(plan: Any, work: Path) -> dict[str, Any]:

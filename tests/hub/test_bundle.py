@@ -1,4 +1,4 @@
-"""forge.bundle: a program's kernels in a folder of their own."""
+"""Bundles by forge.bundle: a program's kernels in a separate folder."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def program(x: torch.Tensor) -> torch.Tensor:
 
 
 def bundled(repository: Path) -> Path:
-    """A bundle of a program that ran silu alone; its repository is gone."""
+    """Return a bundle of a program that ran only silu, and remove its repository."""
     jitted = forge.jit(program, kernels=[repository])
     jitted(torch.randn(2, 3))
     folder = forge.bundle(jitted, repository.parent / "bundle")

@@ -22,7 +22,7 @@ MODULES = ("torch", "json", "sitecustomize", "usercustomize", "filelock", "ninja
 
 @pytest.fixture
 def cloned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, in which modules lie that say when they run."""
+    """Return the current folder, with modules in it that report when they run."""
     folder = tmp_path / "cloned"
     folder.mkdir()
     for name in MODULES:

@@ -1,4 +1,4 @@
-"""forge kernels list | lock | check; build and verify are tested in files of their own."""
+"""The commands forge kernels list | lock | check; build and verify have their own test files."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Every command line that the help of forge kernels shows runs."""
+"""Every command line in the help of forge kernels runs."""
 
 import os
 import shlex
@@ -48,7 +48,7 @@ LINES = [
 
 @pytest.fixture
 def place(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with what the examples name: a kernel, here and on a Hub, and a lock file of it."""
+    """Yield a folder with the files that the examples name: a kernel, here and on a Hub, and a lock file of it."""
     names = {"name": "my-norms", "kernel_id": "_my_norms_v1"}
     files = {"__init__.py": NORM, "forge_kernels.yaml": MANIFEST, "metadata.json": metadata(**names)}
     write(tmp_path / "my-norms", {f"torch-universal/{path}": text for path, text in files.items()})

@@ -1,6 +1,6 @@
-"""Private names of `kernels` and huggingface_hub that forge uses, held against the installed releases.
+"""Private names of `kernels` and huggingface_hub that forge uses, checked against the installed releases.
 
-A failure here means that a library changed: forge/hub/compat.py is the place to follow it.
+A failure here means that a library changed, and that forge/hub/compat.py has to follow.
 """
 
 import ast

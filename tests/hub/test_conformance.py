@@ -1,4 +1,4 @@
-"""forge kernels check: the Hub's requirements, each found where it is not met, and nothing else."""
+"""The command forge kernels check: each violated requirement of the Hub is found, and nothing else."""
 
 import json
 import os
@@ -189,7 +189,8 @@ VIOLATIONS: dict[str, tuple[Change, str, str, int]] = {
 
 @pytest.fixture
 def variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The last variant of a conforming repository; the table of symbols is asked, whatever is installed."""
+    """Return the last variant of a conforming repository; the symbol table is used even if kernel-abi-check is
+    installed."""
     monkeypatch.setattr("forge.hub.conformance.native._checker", lambda: None)
     return write_conforming(tmp_path)
 
@@ -276,7 +277,7 @@ TEXTS = ["", "\0", "[", "{}", "nul", "\ud800", "import", "(" * 300, "class A(", 
 
 @st.composite
 def damage(draw: st.DrawFn) -> tuple[str, int, int, bytes]:
-    """A file, where it is cut, how much is taken, and what is put there."""
+    """Draw a file, the place of the cut, the number of removed bytes, and the inserted ones."""
     file = draw(st.sampled_from(["__init__.py", "_ops.py", "layers.py", "ops.py", "metadata.json", SO]))
     text = draw(st.sampled_from(TEXTS) | st.text(max_size=6)).encode(errors="surrogatepass")
     return file, draw(st.integers(0, 900)), draw(st.integers(0, 60)), draw(st.just(text) | st.binary(max_size=6))

@@ -1,4 +1,5 @@
-"""make demo-kernels: an example is built, verified, used by a Llama from a folder, from a Hub and offline."""
+"""The demo make demo-kernels: an example is built, verified, and used by a Llama from a folder, from a Hub and
+offline."""
 
 import os
 import re
@@ -14,7 +15,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo_kernels.py"
 
 
 def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """The demo, with a home of its own that must stay empty."""
+    """Run the demo with a separate home folder that must stay empty."""
     home = folder / "home"
     home.mkdir()
     places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "HF_HOME": str(home / "hub")}

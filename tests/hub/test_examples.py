@@ -1,8 +1,8 @@
 """The kernel repositories in examples/kernels, and the one that comes with forge: built, and compared with torch in
 values, gradients and errors.
 
-Triton's interpreter needs its variable set before Triton is imported anywhere, so without a GPU the Triton repository
-is tested in a process of its own, by this very file.
+Triton's interpreter needs its variable set before Triton is imported anywhere. Without a GPU, the Triton repository is
+therefore tested in a separate process, which runs this file.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ HIDDEN = (1, 7, 16, 17, 100, 4096)
 
 @dataclass(frozen=True)
 class Example:
-    """A repository's module, and where its tensors are."""
+    """A repository's module, and the device of its tensors."""
 
     name: str
     module: ModuleType
@@ -46,13 +46,13 @@ class Example:
 
 
 def compiler_is_missing(name: str) -> str | None:
-    """Why a repository cannot be built here, or None."""
+    """Return the reason why a repository cannot be built here, or None."""
     tool = {"norms-cpu": os.environ.get("CXX", "g++"), "norms-cuda": os.environ.get("NVCC", "nvcc")}[name]
     return None if shutil.which(tool) else f"there is no {tool} to build {name} with"
 
 
 def triton_is_missing() -> str | None:
-    """Why Triton's kernels cannot run here, or None."""
+    """Return the reason why Triton's kernels cannot run here, or None."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     numbers = [tuple(map(int, version(package).split(".")[:2])) for package in ("triton", "numpy")]
@@ -62,7 +62,7 @@ def triton_is_missing() -> str | None:
 
 
 def built(name: str) -> Path:
-    """The variant's folder, up to date."""
+    """Return the variant's folder, built if necessary."""
     if name == "forge-triton":
         return SHIPPED / name / "build" / "torch-universal"
     done = subprocess.run([sys.executable, KERNELS / name / "build.py"], capture_output=True, text=True)
@@ -80,8 +80,8 @@ def imported(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def examples() -> Callable[[str], Example]:
-    """Gives an example by its name; skips where it cannot run. A process registers the operators of one only once, also
-    where it runs another module's tests in between."""
+    """Return a function that returns an example by its name, and skips the test if it cannot run. A process registers
+    an example's operators only once, even if it runs another module's tests in between."""
     known: dict[str, Example] = {}
 
     def get(name: str) -> Example:
@@ -130,12 +130,13 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def leaf(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The same values and strides as a leaf that wants a gradient."""
+    """Return a leaf with the same values and strides that requires a gradient."""
     return tensor.detach().to(dtype or tensor.dtype).requires_grad_()
 
 
 def assert_near(actual: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
-    """`exact` in float64, rounded once to dtype; what float32 lost is measured against the largest value."""
+    """Check that a result is near `exact` in float64, rounded once to dtype; float32 errors are relative to the largest
+    value."""
     assert actual.dtype == dtype
     rtol, atol = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (8e-3, 1e-5)}[dtype]
     largest = max(1.0, exact.abs().max().item()) if exact.numel() else 1.0
@@ -145,7 +146,7 @@ def assert_near(actual: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -
 
 
 def compare(function: Callable, reference: Callable, *args: torch.Tensor, grad: torch.Tensor | None = None) -> None:
-    """Values and gradients are the reference's, and no argument was changed."""
+    """Check that values and gradients are the reference's, and that no argument was changed."""
     copies = [each.clone() for each in args]
     exact_args = [leaf(each, torch.float64) for each in args]
     exact = reference(*exact_args)
@@ -183,7 +184,8 @@ def test_rms_norm_of_more_rows_or_longer_ones_than_are_held_at_once(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rms_norm_takes_any_layout(example: Example, dtype: torch.dtype) -> None:
-    """Unaligned, strided rows, strided columns, transposed and expanded inputs, and an expanded gradient."""
+    """The layouts are unaligned, strided rows, strided columns, transposed and expanded inputs, and an expanded
+    gradient."""
     wide, weight = example.randn(6, 40, dtype=dtype), example.randn(20, dtype=dtype)
     flat = example.randn(4 * 20 + 1, dtype=dtype)
     unaligned = flat[1:].view(4, 20)
@@ -261,7 +263,7 @@ def test_swiglu_has_torchs_values_and_gradients(example: Example, hidden: int, d
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_swiglu_takes_any_layout(example: Example, dtype: torch.dtype) -> None:
-    """The halves of a fused projection, unaligned, strided, transposed, expanded and 0-d inputs."""
+    """The layouts are the halves of a fused projection, unaligned, strided, transposed, expanded and 0-d inputs."""
     fused = example.randn(2, 5, 26, dtype=dtype)
     square = example.randn(13, 13, dtype=dtype)
     flat = example.randn(79, dtype=dtype)
@@ -415,7 +417,7 @@ def rotary_pair(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.
 def test_rotary_of_queries_and_keys_has_torchs_values_and_gradients(
     triton: Example, q: tuple[int, ...], k: tuple[int, ...], table: tuple[int, ...], dtype: torch.dtype, strided: bool
 ) -> None:
-    """Each kept by heads of its own number; strided: as a projection leaves them, transposed."""
+    """Each has its own number of heads; strided: transposed, as a projection leaves them."""
 
     def made(*shape: int) -> torch.Tensor:
         if not strided or len(shape) < 3:
@@ -602,7 +604,7 @@ def test_a_norm_after_a_residual_says_what_does_not_fit(triton: Example) -> None
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("length", [1, 7, 100, 9000])
 def test_softmax_has_torchs_values_and_gradients(triton: Example, length: int, dtype: torch.dtype) -> None:
-    """The backward reads the rounded result, as torch's does, which rounds a product besides."""
+    """The backward reads the rounded result, like torch's, which also rounds a product."""
     x = leaf((triton.randn(5, 3, length + 2, dtype=dtype) * 3)[..., 1:-1])
     grad = torch.randn_like(x)
     result = triton.module.softmax(x)
@@ -751,7 +753,7 @@ SWEEP = """
 @pytest.mark.parametrize("instructions", ["baseline", "v3", "v4"])
 @pytest.mark.one_in(3)
 def test_no_instruction_set_touches_memory_past_the_end(examples: Callable[[str], Example], instructions: str) -> None:
-    """Each length up to 69 with its last element before a page that may not be read; values checked on the way."""
+    """The lengths are those up to 69, with the last element before an unreadable page; values are checked, too."""
     examples("norms-cpu")
     init = built("norms-cpu") / "__init__.py"
     text = SWEEP.format(init=str(init))
@@ -775,7 +777,7 @@ def test_triton_in_its_interpreter() -> None:
 
 
 def run_python(text: str, **environment: str) -> str:
-    """The output of a program in a process of its own, which must end well."""
+    """Return the output of a program in a separate process, which must succeed."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
         capture_output=True,

@@ -34,13 +34,13 @@ CODE = "import torch\n\ndef f(x):\n    return torch.nn.functional.gelu(x)\n"
 
 @pytest.fixture(autouse=True)
 def _checked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imports are checked although another test had the same files."""
+    """Check imports again, although another test had the same files."""
     monkeypatch.setattr(loader, "_import_checks", set())
 
 
 @pytest.fixture
 def exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Path]]:
-    """Puts a library whose constructor leaves a file in the place of another, once that was hashed."""
+    """Yield a function that replaces a library, once hashed, by one whose constructor leaves a file."""
     ran = tmp_path / "ran"
     source, evil = tmp_path / "evil.c", tmp_path / "evil.so"
     source.write_text(f'#include <stdio.h>\n__attribute__((constructor)) void f(void) {{ fopen("{ran}", "w"); }}\n')
@@ -187,7 +187,7 @@ TABLE = (Path(__file__).parent / "table.txt").read_text()
 def test_sources_and_tables_that_code_reads_are_those_that_were_hashed(
     tmp_path: Path, table: str | None, locked: bool
 ) -> None:
-    """Triton compiles what inspect.getsource gives."""
+    """Triton compiles the text from inspect.getsource."""
     code = READS if table else READS.partition("TABLE")[0]
     folder = write(tmp_path / "rms", kernel({"__init__.py": code, **({"table.txt": table} if table else {})}))
     lock = hub.lock_kernels([folder], tmp_path / "a.lock", policy=LOCAL) if locked else None

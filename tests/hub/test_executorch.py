@@ -1,4 +1,4 @@
-"""ExecuTorch's functions.yaml as its documentation writes it, and C++ kernels of the `(context, …, out)` form."""
+"""The functions.yaml of ExecuTorch as in its documentation, and C++ kernels of the `(context, …, out)` form."""
 
 import shutil
 import sys
@@ -91,7 +91,7 @@ PYTHON = "functions.python:forge_executorch_kernels:"
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A module that functions.yaml names with python:, as C++ takes a minute to compile."""
+    """Return a module that functions.yaml names with python:, because compiling C++ takes a minute."""
     module = types.ModuleType("forge_executorch_kernels")
     monkeypatch.setitem(sys.modules, module.__name__, module)
 

@@ -23,7 +23,7 @@ SILU = "torch.nn.functional.silu"
 
 @pytest.fixture(autouse=True)
 def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache of its own, and the process's kernels as they were."""
+    """Use a separate cache, and restore the process's kernels afterwards."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     before = list(hubex.kernels)
     yield
@@ -68,7 +68,7 @@ class Broken(Silu):
 
 
 def taken(kernels: list[Any], x: torch.Tensor) -> tuple[list[str], dict[str, str]]:
-    """Who runs a silu, and why others do not."""
+    """Return the executors that run a silu, and the reasons of those that do not."""
     jitted = forge.jit(lambda x: F.silu(x), kernels=kernels)
     torch.testing.assert_close(jitted(x), F.silu(x))
     rows = forge.explain(jitted).rows

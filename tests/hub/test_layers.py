@@ -1,4 +1,4 @@
-"""Layers of repositories of the Hub: who is trusted for them, and that they need the network once."""
+"""Layers of repositories of the Hub: trust, and the single need for the network."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""load: every check first, then an import that touches nothing else."""
+"""Loading of kernels: every check first, then an import that touches nothing else."""
 
 import ast
 import gc

@@ -1,4 +1,4 @@
-"""forge.load_kernel: kernels called directly, checked all the same."""
+"""Direct calls of kernels through forge.load_kernel, which makes the same checks."""
 
 import re
 from collections.abc import Callable

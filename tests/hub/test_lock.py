@@ -1,4 +1,4 @@
-"""The lock file, and what loads with it."""
+"""The lock file, and loading with it."""
 
 import json
 from collections.abc import Callable

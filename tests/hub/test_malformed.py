@@ -1,4 +1,4 @@
-"""Repositories that are wrong in any way: one clear error each; nothing is imported, nothing written elsewhere."""
+"""Malformed repositories of all kinds: one clear error each; nothing is imported, and nothing written elsewhere."""
 
 import json
 import os
@@ -57,7 +57,8 @@ FAULTS = (links, huge, pipe, directory, broken_link, folder_link, garbage)
 
 
 def attempt(repository: Path, mark: Path) -> hub.HubError | None:
-    """Loads it. The error, if there is one, must be forge's and name the repository; nothing ran if there is."""
+    """Load a repository and return its error, if any, which must be forge's and name the repository; then nothing
+    ran."""
     before, tree = set(sys.modules), snapshot(repository)
     try:
         load(repository)

@@ -1,4 +1,4 @@
-"""Manifests that are read, and what they say."""
+"""Manifests that are read, and their contents."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Checkers: which calls a kernel takes, and what they say of those that it does not."""
+"""Checkers of calls: the calls that a kernel takes, and the reasons against the others."""
 
 import cProfile
 from collections.abc import Callable
@@ -20,11 +20,11 @@ CUDA = torch.device("cuda", 0)
 
 
 def anything(*args: Any, **kwargs: Any) -> None:
-    """A kernel."""
+    """Stand in for a kernel."""
 
 
 def checking(op: str = RMS, **fields: Any) -> Checker:
-    """The checker of a kernel declared in Python."""
+    """Return the checker of a kernel declared in Python."""
     declared = kernel(op, anything, resolver=OPERATORS, **fields)
     return Checker(declared, OPERATORS.resolve(op))
 

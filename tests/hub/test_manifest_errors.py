@@ -12,7 +12,7 @@ HEAD = "forge_kernels: 1\nlibrary: {name: acme}\nops:\n"
 
 
 def op(*lines: str) -> str:
-    """A manifest of one entry, which begins at line 4."""
+    """Return a manifest of one entry, which begins at line 4."""
     return HEAD + "\n".join(f"{'- ' if i == 0 else '  '}{line}" for i, line in enumerate(lines)) + "\n"
 
 
@@ -419,7 +419,7 @@ def test_errors_are_the_same_without_libyaml(text: str | bytes, monkeypatch: pyt
 
 
 def find(name: str) -> Any:
-    """Kernels as a loader finds them."""
+    """Return kernels like a loader."""
     return {
         "acme::rms": lambda x, w, epsilon, mode, *, result: result,
         "python:acme.ref:rms": torch.nn.functional.rms_norm,

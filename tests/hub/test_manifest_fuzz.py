@@ -1,4 +1,5 @@
-"""Mutated and random manifests: always one ManifestError with places in the file, or a manifest; nothing in between."""
+"""Mutated and random manifests: the result is one ManifestError with places in the file, or a manifest; nothing in
+between."""
 
 import copy
 import random
@@ -16,13 +17,13 @@ from tests.hub.manifests import VALID
 
 
 def written(data: Any) -> str:
-    """Data as YAML."""
+    """Return data as YAML."""
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     return yaml.dump(data, Dumper=dumper, sort_keys=False, default_flow_style=None)
 
 
 class Few(Operators):
-    """Operators whose names for suggestions are few, so that many examples run in little time."""
+    """A resolver that suggests few names, so that many examples run in little time."""
 
     def names(self) -> list[str]:
         return ["aten::add.out", "torch.nn.functional.rms_norm", "pattern:swiglu"]
@@ -64,7 +65,8 @@ def _find(name: str) -> Callable:
 
 
 def holds(text: str | bytes, finders: tuple = (None, _find)) -> None:
-    """A text is a whole manifest, or one error whose every problem has a place in it, and nothing is registered."""
+    """Check that a text is a whole manifest, or one error whose every problem has a place in it, with nothing
+    registered."""
     registry = Registry()
     before = len(torch._C._dispatch_get_all_op_names())
     lines = (text.decode("utf-8", "replace") if isinstance(text, bytes) else text).count("\n") + 2
@@ -92,7 +94,7 @@ def holds(text: str | bytes, finders: tuple = (None, _find)) -> None:
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of every value in a tree."""
+    """Yield (container, key) of every value in a tree."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     for key in keys:
         yield tree, key
@@ -147,7 +149,7 @@ KEYS = [
 
 
 def mutate(tree: Any, pick: random.Random) -> None:
-    """Deletes, renames, replaces, duplicates or moves something."""
+    """Delete, rename, replace, duplicate or move something."""
     container, key = pick.choice(list(places(tree)))
     kind = pick.randrange(5)
     if kind == 0:

@@ -1,4 +1,4 @@
-"""Where a manifest lies: in the variant, which is all that is fetched; a folder may have its source at the root."""
+"""The place of a manifest: in the variant, the only part that is fetched; a folder may have its source at the root."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The expressions of `where`: what they mean, what they say when they fail, and what they may not hold."""
+"""The expressions of `where`: their meaning, their reasons on failure, and their grammar's limits."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def reason(text: str, **env: Any) -> str | None:
 
 
 def symbol(hint: int) -> torch.SymInt:
-    """A length that is not known."""
+    """Return an unknown length."""
     env = ShapeEnv()
     source = ConstantSource("s")
     return env.create_symintnode(
@@ -182,7 +182,7 @@ GLUE = [
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PARTS), st.sampled_from(GLUE)), max_size=6), st.sampled_from(PARTS))
 def test_any_expression_is_refused_or_gives_a_reason(parts: list, last: str) -> None:
-    """No other exception comes out, whatever the values are."""
+    """No other exception is raised, whatever the values are."""
     try:
         where = parse_where("".join(a + b for a, b in parts) + last)
     except InvalidExpression:

@@ -1,4 +1,4 @@
-"""metadata.json in each published form, and each way in which it can be wrong."""
+"""The file metadata.json in each published form, and with each kind of error."""
 
 import json
 from pathlib import Path
@@ -137,7 +137,7 @@ def dependency(**values: Any) -> dict[str, Any]:
 def test_what_the_library_refuses_is_told_in_forges_words_with_the_key_and_its_line(
     tmp_path: Path, values: dict[str, Any], said: str
 ) -> None:
-    """The library says "invalid type: string "1", expected usize" and "missing field"."""
+    """The library's own messages are "invalid type: string "1", expected usize" and "missing field"."""
     written = {key: value for key, value in (json.loads(metadata()) | values).items() if value is not ...}
     with pytest.raises(hub.MalformedError) as caught:
         read(tmp_path, json.dumps(written, indent=1))

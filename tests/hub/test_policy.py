@@ -1,4 +1,4 @@
-"""Whom a policy lets in."""
+"""The kernels that each policy allows."""
 
 import contextlib
 from pathlib import Path

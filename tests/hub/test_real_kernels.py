@@ -1,4 +1,4 @@
-"""Manifests for real packages of the Hub, and what these need: packed arguments, functions in submodules."""
+"""Manifests for real packages of the Hub, and the features they need: packed arguments, functions in submodules."""
 
 import re
 from pathlib import Path

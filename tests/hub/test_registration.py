@@ -1,4 +1,4 @@
-"""Mutated manifests of a real repository: all their kernels are registered, or none and nothing else."""
+"""Mutated manifests of a real repository: all their kernels are registered, or nothing is."""
 
 import copy
 import random
@@ -93,7 +93,7 @@ TREE = yaml.safe_load(MANIFEST)
 
 
 def registered() -> list[Any]:
-    """All that a manifest could change in this process."""
+    """Return everything that a manifest could change in this process."""
     tables = (torchlang.all_symbols(), prims.all_prims(), clang.all_symbols(), grad_rules._rules, known_executors())
     return [
         list(hubex.kernels),
@@ -116,7 +116,8 @@ def _process() -> Iterator[None]:
 
 
 def use(folder: Path, manifest: str) -> bool:
-    """Register a repository with this manifest; return whether that worked. If not, check that nothing changed."""
+    """Register a repository with this manifest, and return whether that succeeded; if not, check that nothing
+    changed."""
     files = {"__init__.py": CODE, "forge_kernels.yaml": manifest, "metadata.json": metadata("fuzzed", "_fuzzed_ab12")}
     write(folder, {f"torch-universal/{path}": text for path, text in files.items()})
     before = registered()

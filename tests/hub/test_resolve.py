@@ -1,4 +1,4 @@
-"""resolve: from the Hub, from its cache, from a folder."""
+"""Resolution of kernels: from the Hub, from its cache, from a folder."""
 
 import json
 import os
@@ -230,7 +230,7 @@ def test_an_unknown_repository_or_version_is_not_available_and_raises_nothing(se
 
 @pytest.mark.slow
 def test_telemetry_may_be_off(server: Hub, tmp_path: Path) -> None:
-    """hub-facts 5: `kernels` then sends an illegal user agent. The whole client, in a process of its own."""
+    """hub-facts 5: `kernels` then sends an illegal user agent. The test runs the whole client in a separate process."""
     server.publish("acme/rms", kernel())
     environment = os.environ | {
         "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -1,4 +1,5 @@
-"""examples/kernels/serving-cpu: kernels of the Hub's packages for serving, by manifest, in an unmodified generate."""
+"""The example examples/kernels/serving-cpu: kernels of the Hub's serving packages, with a manifest, in an unmodified
+generate."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sources of `kernels=` beyond a folder: a lock file, a variant for another backend."""
+"""Sources for `kernels=` other than a folder: a lock file, a variant for another backend."""
 
 from pathlib import Path
 

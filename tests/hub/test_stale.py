@@ -1,4 +1,4 @@
-"""A verdict or a build is of what was verified or built, and by who may say so."""
+"""Verdicts and builds apply only to the verified or built files, and only from trusted writers."""
 
 import json
 import os
@@ -24,7 +24,7 @@ QUESTION = Question(torch.device("cpu"), torch.float32)
 
 @pytest.fixture
 def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Writes a module that a policy lets kernels import."""
+    """Yield a function that writes a module that a policy lets kernels import."""
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     (tmp_path / "modules").mkdir()
 
@@ -60,7 +60,7 @@ def test_a_helper_that_the_policy_allows_is_a_part_of_the_kernel(
 
 @pytest.fixture
 def verdict(repository: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple:
-    """A kernel, and the file with what was found of it."""
+    """Return a kernel, and the file with its verdict."""
     monkeypatch.setenv("FORGE_CACHE_DIR", str(tmp_path / "own"))
     answers = iter([Answer(None, 3), Answer("asked again")])
     monkeypatch.setattr(verification_cache.worker, "ask", lambda *rest: next(answers))

@@ -1,4 +1,4 @@
-"""Kernels in models: which one runs where, several side by side, and what stays as it was."""
+"""Kernels in models: the place of each, several side by side, and the unchanged rest."""
 
 import copy
 import io
@@ -46,7 +46,7 @@ ops:
 
 @pytest.fixture
 def gelus(tmp_path: Path) -> Callable[..., Path]:
-    """A repository of gelus, each off by its own shift."""
+    """Return a function that writes repositories of gelus, each with its own shift."""
 
     def make(name: str, manifest: str, **shifts: float) -> Path:
         code = HEADER + "\n\n" + "".join(SHIFTED.format(name=each, shift=shift) for each, shift in shifts.items())
@@ -133,7 +133,7 @@ def test_a_better_kernel_that_fails_gives_way_to_the_next(gelus: Callable) -> No
 def test_a_kernel_without_a_gradient_runs_in_inference_and_is_declined_in_training(
     repository: Callable, grad: str
 ) -> None:
-    """hub-facts 3: most published kernels lose the gradient without a word."""
+    """hub-facts 3: most published kernels silently lose the gradient."""
     made = repository("forward_only", "def f(x):\n    return F.gelu(x.detach())", **GELU)
     manifest = made.folder / "forge_kernels.yaml"
     manifest.write_text(manifest.read_text().replace("grad: composite", grad or "priority: 0"))
@@ -259,12 +259,12 @@ GRAD = "{kernel_name: g, args: {grad_output: grad_output, x: input}, returns: [i
 
 @pytest.fixture
 def trained(repository: Callable) -> Repository:
-    """A gelu with its own backward."""
+    """Return a repository with a gelu that has its own backward."""
     return repository("trained", GELU_BACKWARD, **GELU, grad=GRAD)
 
 
 def same_training(ours: Callable, theirs: nn.Module, parameters: list, steps: int = 1) -> None:
-    """Runs both and compares the gradients, accumulated over `steps`, of the parameters that both share."""
+    """Run both and compare the gradients, accumulated over `steps`, of their shared parameters."""
     found = []
     inputs = [torch.randn(3, 8) for _ in range(steps)]
     for function in (ours, theirs):
@@ -383,7 +383,7 @@ def explained(jitted: Callable, x: torch.Tensor) -> Any:
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernels that a test registers for the process are gone after it."""
+    """Remove the kernels that a test registers for the process afterwards."""
     with process_restored():
         yield
 
@@ -434,7 +434,7 @@ NORM = {
 def test_a_hand_written_norm_is_found_once_for_all_lengths(
     repository: Callable, training: bool, dynamic: bool | None
 ) -> None:
-    """pattern-facts: eps becomes an input of its own where shapes are symbolic, and the norm was lost."""
+    """pattern-facts: eps becomes a separate input with symbolic shapes, and the norm was not matched."""
     code = "def f(x, weight, eps):\n    return F.rms_norm(x, weight.shape, weight, eps)"
     made = repository("lengths", code, **NORM)
     model = nn.Sequential(HandWritten(), nn.Linear(8, 8), HandWritten()).requires_grad_(training)

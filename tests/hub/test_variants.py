@@ -1,4 +1,4 @@
-"""Every form of a variant's name, and the order in which variants are taken."""
+"""Every form of a variant's name, and the order of preference of variants."""
 
 import platform
 

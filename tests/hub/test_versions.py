@@ -1,4 +1,4 @@
-"""Versions, locks and policies of kernels that models use; and that they are verified with no Hub at hand."""
+"""Versions, locks and policies of kernels in models, and their verification without a Hub."""
 
 import shutil
 import sys
@@ -36,7 +36,7 @@ ops:
 
 
 def gelu_files(shift: float, build: str = "ab12", **others: str | bytes) -> dict[str, str | bytes]:
-    """A repository whose gelu is off by `shift`, within the tolerance that it declares."""
+    """Return the files of a repository whose gelu is off by `shift`, within its declared tolerance."""
     files = {
         "__init__.py": f"{HEADER}\ndef f(x):\n    return F.gelu(x) + {shift}\n",
         "forge_kernels.yaml": MANIFEST,
@@ -46,7 +46,7 @@ def gelu_files(shift: float, build: str = "ab12", **others: str | bytes) -> dict
 
 
 def shift_of(jitted: Callable) -> float:
-    """By how much the kernel that ran is off."""
+    """Return the shift of the kernel that ran."""
     x = torch.randn(6)
     return round((jitted(x) - gelu(x)).mean().item(), 4)
 
@@ -113,7 +113,7 @@ def test_two_builds_of_one_native_module_serve_two_models_in_one_process(server:
 
 
 def locked(server: Hub, folder: Path) -> Path:
-    """A lock of acme/gelu@v1, and a Hub whose branch has moved on since."""
+    """Return a lock of acme/gelu@v1, after the Hub's branch has moved on."""
     server.publish("acme/gelu", gelu_files(0.1))
     lock = folder / "forge-kernels.lock"
     hub.lock_kernels(["acme/gelu@v1"], lock, policy=hub.Policy(trust="any"))

@@ -1,4 +1,4 @@
-"""Kernels that are called with views of an operator's arguments, and of whose results a view is the operator's."""
+"""Kernels called with views of an operator's arguments, or whose results' views are the operator's."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A table that does not grow for ever, and the tables of forge that are one."""
+"""The bounded table, and forge's tables of this kind."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Errors in one line."""
+"""Errors as one line."""
 
 import pytest
 

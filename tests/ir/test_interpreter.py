@@ -11,7 +11,7 @@ CALLS = 300
 
 
 def faults_in_a_loop(depth: int) -> int:
-    """Pages that are mapped while a loop, so many frames deep, calls a function."""
+    """Return the number of pages mapped while a loop at this depth of frames calls a function."""
     if depth:
         return faults_in_a_loop(depth - 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -21,7 +21,7 @@ def faults_in_a_loop(depth: int) -> int:
 
 
 def leaf() -> None:
-    """Its frame is larger than one of the loop's, so that at some depth it does not fit into the rest of a chunk."""
+    """Have a larger frame than the loop, so that at some depth it does not fit into the rest of a chunk."""
     a = b = c = d = e = f = g = h = i = j = k = m = n = o = p = q = r = s = t = u = v = w = x = y = z = None  # noqa: F841
 
 

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def both(function: Callable, *inputs: torch.Tensor) -> Trace:
-    """The recorded trace, once forge and eager agreed in results and in what became of their inputs."""
+    """Return the recorded trace, after comparing forge and eager in results and changed inputs."""
     ours, theirs = [x.clone() for x in inputs], [x.clone() for x in inputs]
     expected = function(*theirs)
     direct = Direct(function, ["torch"])

@@ -1,4 +1,4 @@
-"""Printing: every kind of literal comes back, a printed trace runs, and the text is what a person reads."""
+"""Printing: every kind of literal round-trips, a printed trace runs, and the text is readable."""
 
 import gc
 import math

@@ -1,4 +1,4 @@
-"""Where a call stands: the user's line, the module's path."""
+"""The source of a call: the user's line, the module's path."""
 
 from pathlib import Path
 

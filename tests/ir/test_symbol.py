@@ -1,4 +1,4 @@
-"""Symbols, bound symbols, proxies and the state they are recorded in."""
+"""Symbols, bound symbols, proxies and the state in which they are recorded."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The verifier of traces: names are defined once, before what reads them, and not read after their deletion."""
+"""The verifier of traces: names are defined once, before their uses, and not used after their deletion."""
 
 import pytest
 import torch

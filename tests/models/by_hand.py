@@ -1,5 +1,5 @@
-"""Models of kinds that the transformers library does not have, written by hand: diffusion, graphs, recurrent ones,
-generative ones, fields."""
+"""Hand-written models of kinds that the transformers library does not have: diffusion, graph, recurrent and generative
+models, radiance fields."""
 
 import math
 
@@ -11,14 +11,14 @@ from tests.models.zoo import BATCH, HEADS, LENGTH, VOCAB, WIDTH, model
 
 
 def waves_of(positions: torch.Tensor, width: int) -> torch.Tensor:
-    """The sines and cosines of positions at frequencies that fall from 1 to 1 / 10000."""
+    """Return the sines and cosines of positions at frequencies that decrease from 1 to 1 / 10000."""
     rates = torch.exp(-math.log(10000.0) * torch.arange(width // 2, device=positions.device) / (width // 2))
     angles = positions[..., None].float() * rates
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 class Residual(nn.Module):
-    """Two convolutions; what is known of the time is added between them."""
+    """Two convolutions, with the time embedding added between them."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Residual(nn.Module):
 
 
 class Spatial(nn.Module):
-    """Every pixel attends to all."""
+    """Attention of every pixel to all pixels."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Spatial(nn.Module):
 
 
 class Diffusion(nn.Module):
-    """Predicts the noise that was added to images, from the images and how far they are gone."""
+    """A model that predicts the noise in images from the images and the diffusion step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def edges(nodes: int, count: int) -> torch.Tensor:
 
 
 class GraphConvolution(nn.Module):
-    """Each node is the sum of its neighbours, weighted by both their degrees."""
+    """A graph convolution: each node is the sum of its neighbours, weighted by both their degrees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def graph_convolution():
 
 
 class GraphAttention(nn.Module):
-    """Each node attends to its neighbours: a softmax over the edges that end at it."""
+    """A graph attention: each node attends to its neighbours by a softmax over its incoming edges."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def graph_attention():
 
 
 class MessagePassing(nn.Module):
-    """Messages of both ends and of the edge; the mean and the largest of them go through a GRU."""
+    """Message passing: messages from both nodes and the edge; their mean and maximum go through a GRU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def message_passing():
 
 
 class LSTMLanguage(nn.Module):
-    """Embeddings tied to the head, two layers of an LSTM."""
+    """A language model with embeddings tied to the head and two LSTM layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def lstm_language():
 
 
 class GRUTranslator(nn.Module):
-    """A GRU reads in both directions, another writes and attends, additively, to what was read."""
+    """A translator in which a bidirectional GRU reads, and another GRU writes with additive attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def gru_translator():
 
 
 class ConvLSTM(nn.Module):
-    """An LSTM whose gates are convolutions, over the frames of a video; predicts the next frame."""
+    """An LSTM whose gates are convolutions over the frames of a video; it predicts the next frame."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def normalizing_flow():
 
 
 class VAE(nn.Module):
-    """Convolutions to a normal distribution, a sample of it, and transposed convolutions back."""
+    """A variational autoencoder: convolutions to a normal distribution, a sample, and transposed convolutions back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,7 +288,8 @@ def vae():
 
 
 class VQVAE(nn.Module):
-    """Codes of a book, straight-through; the book follows the codes by moving averages in buffers."""
+    """A vector-quantized autoencoder with straight-through gradients; the codebook follows by moving averages in
+    buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +319,7 @@ def vq_vae():
 
 
 class Field(nn.Module):
-    """A radiance field: colours and densities along rays, and what is seen of them."""
+    """A radiance field: colours and densities along rays, and the rendered pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -348,7 +349,7 @@ def radiance_field():
 
 
 class TransformerXL(nn.Module):
-    """Attention to this segment and to the states of the one before, relative to the distance."""
+    """Attention to this segment and to the states of the previous one, with relative positions."""
 
     def __init__(self) -> None:
         super().__init__()

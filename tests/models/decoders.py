@@ -95,7 +95,8 @@ def gpt_oss():
 
 @model
 def deepseek_v3():
-    """Keys and values come from one latent of low rank; a dense layer, then one of experts in groups and one shared."""
+    """Keys and values come from one low-rank latent; a dense layer is followed by one of grouped experts and a shared
+    one."""
     return causal(
         "DeepseekV3",
         num_key_value_heads=HEADS,

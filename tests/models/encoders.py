@@ -27,7 +27,7 @@ def roformer():
 
 @model
 def funnel():
-    """The second block is of half the length; the decoder gives the length back."""
+    """The second block has half the length; the decoder restores it."""
     return encoder(
         "Funnel",
         "ForMaskedLM",
@@ -66,7 +66,7 @@ def esm():
 
 @model
 def fnet():
-    """Fourier transforms in the place of attention."""
+    """Fourier transforms replace attention."""
     net, arguments = encoder("FNet", "ForMaskedLM")
     del arguments["attention_mask"]
     return net, arguments
@@ -74,7 +74,7 @@ def fnet():
 
 @model
 def xlnet():
-    """Attention relative to the positions of this segment and of those before it, whose states are an argument."""
+    """Attention is relative to the positions of this segment and of the previous ones, whose states are an argument."""
     net, arguments = encoder(
         "XLNet",
         "LMHeadModel",

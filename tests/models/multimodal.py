@@ -32,7 +32,7 @@ def images() -> torch.Tensor:
 
 
 def towers(kind: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """A tower for text and one for images, and the loss that holds their pairs together."""
+    """Return a model with a tower for text and one for images, and the contrastive loss of their pairs."""
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(**{"text_config": _TEXT, "vision_config": _IMAGE, **changes})
@@ -47,7 +47,7 @@ def siglip():
 
 @model
 def align():
-    """Its images are seen by an EfficientNet."""
+    """The images are encoded by an EfficientNet."""
     return towers(
         "Align",
         vision_config=EFFICIENT,
@@ -62,7 +62,7 @@ def chinese_clip():
 
 @model
 def blip():
-    """A text is written about an image: the text's layers attend to the image's states."""
+    """A text is generated about an image: the text's layers attend to the image's states."""
     from transformers import BlipConfig, BlipForConditionalGeneration
 
     config = BlipConfig(
@@ -91,7 +91,7 @@ def flava():
 
 @model
 def git():
-    """A text after the patches of its image, in one decoder."""
+    """The text follows the patches of its image in one decoder."""
     from transformers import GitConfig, GitForCausalLM
 
     config = GitConfig(**_TEXT, vision_config=_IMAGE, use_cache=False)

@@ -52,7 +52,8 @@ def patchtsmixer():
 
 
 def forecaster(kind: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """The parameters of the distribution of a series' next values, and how likely those are that came."""
+    """Return a model of the parameters of the distribution of a series' next values, and the likelihood of the actual
+    ones."""
     import transformers
 
     ahead, before, lags = 4, 12, [1, 2]
@@ -86,5 +87,5 @@ def time_series_transformer():
 
 @model
 def informer():
-    """Attends with the queries alone that differ most from the mean."""
+    """Only the queries that differ most from the mean attend."""
     return forecaster("Informer", sampling_factor=2)

@@ -25,7 +25,7 @@ _WAVES = {
 
 
 def waves(kind: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """A model of raw sound and its loss, which aligns it with a few tokens."""
+    """Return a model of raw sound and its loss, which aligns it with a few tokens."""
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(**{**_WAVES, **without_dropout(kind), **changes})
@@ -93,7 +93,7 @@ def speech_to_text():
 
 @model
 def speecht5():
-    """From text to the mel spectrogram of its speech."""
+    """The model maps text to the mel spectrogram of its speech."""
     from transformers import SpeechT5Config, SpeechT5ForTextToSpeech
 
     config = SpeechT5Config(
@@ -120,7 +120,7 @@ def speecht5():
 
 @model
 def hifigan():
-    """From a mel spectrogram to sound."""
+    """The model maps a mel spectrogram to sound."""
     from transformers import SpeechT5HifiGan, SpeechT5HifiGanConfig
 
     config = SpeechT5HifiGanConfig(

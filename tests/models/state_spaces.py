@@ -20,7 +20,7 @@ def falcon_mamba():
 
 @model
 def rwkv():
-    """A loop over the tokens."""
+    """The model loops over the tokens."""
     context = 16
     made, arguments = causal("Rwkv", context_length=context, attention_hidden_size=WIDTH)
     return made, {name: each[:, :context] for name, each in arguments.items()}
@@ -28,7 +28,7 @@ def rwkv():
 
 @model
 def falcon_h1():
-    """Attention and a state space, side by side in each layer."""
+    """Attention and a state space run side by side in each layer."""
     return causal(
         "FalconH1",
         head_dim=8,
@@ -42,7 +42,7 @@ def falcon_h1():
 
 @model
 def bamba():
-    """A layer of a state space, then one of attention."""
+    """A state space layer is followed by one of attention."""
     return causal(
         "Bamba",
         mamba_n_heads=HEADS,
@@ -62,7 +62,7 @@ def recurrent_gemma():
 
 @model
 def qwen3_next():
-    """A gated delta rule, then attention."""
+    """A gated delta rule is followed by attention."""
     return causal(
         "Qwen3Next",
         head_dim=8,

@@ -26,7 +26,7 @@ FAST = {"conv_net", "llama", "swin", "t5"}
 
 @pytest.fixture(autouse=True)
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let regions be compiled for the meta device, and let a number be read of it: 1."""
+    """Let regions be compiled for the meta device, and let the number 1 be read from it."""
     monkeypatch.setattr(inductorex, "_can_compile_for", lambda device: True)
     library = torch.library.Library("aten", "IMPL")
     library.impl("_local_scalar_dense", lambda x: True if x.dtype == torch.bool else 1, "Meta")

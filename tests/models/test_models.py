@@ -39,7 +39,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def build(name: str, training: bool, device: str = "cpu") -> tuple[torch.nn.Module, dict[str, Any]]:
-    """A model and its arguments, the same for one name each time."""
+    """Return a model and its arguments, the same every time for a name."""
     torch.manual_seed(0)
     model, arguments = MODELS[name]()
     arguments = _pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, arguments)
@@ -48,26 +48,27 @@ def build(name: str, training: bool, device: str = "cpu") -> tuple[torch.nn.Modu
 
 @pytest.fixture(autouse=True)
 def full_precision():
-    """cuDNN's convolutions compute in TF32 by default, which differs between algorithms."""
+    """Disable TF32 in cuDNN's convolutions, which differs between algorithms."""
     with torch.backends.cudnn.flags(allow_tf32=False):
         yield
 
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_before():
-    """Where graphs break, models share functions of the library, and Dynamo's limit of recompilations of each."""
+    """Reset Dynamo: models with graph breaks share functions of the library, and Dynamo's limit of recompilations of
+    each."""
     torch._dynamo.reset()
 
 
 def outputs(result: Any) -> list[torch.Tensor]:
-    """The tensors of a model's result, in order."""
+    """Return the tensors of a model's result, in order."""
     if hasattr(result, "to_tuple"):
         result = result.to_tuple()
     return [leaf for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def loss_of(result: Any) -> torch.Tensor:
-    """The model's own loss, or the mean square of the first output that has a gradient."""
+    """Return the model's own loss, or the mean square of the first output that has a gradient."""
     own = getattr(result, "loss", None)
     if own is not None:
         return own
@@ -75,19 +76,19 @@ def loss_of(result: Any) -> torch.Tensor:
 
 
 def difference(ours: torch.Tensor, eager: torch.Tensor) -> float:
-    """The largest difference relative to the scale of eager's values."""
+    """Return the largest difference relative to the scale of eager's values."""
     scale = max(eager.double().abs().max().item(), 1e-3) if eager.numel() else 1.0
     return (ours.double() - eager.double()).abs().max().item() / scale if eager.numel() else 0.0
 
 
 def as_double(arguments: Any) -> Any:
-    """A model's arguments with each float in float64."""
+    """Return a model's arguments with each float in float64."""
     double = lambda leaf: leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
     return _pytree.tree_map(double, arguments)
 
 
 def exact_gradients(name: str, training: bool, device: str) -> dict[str, torch.Tensor]:
-    """The gradients of a model in float64, by eager."""
+    """Return the gradients of a model in float64, from eager."""
     model, arguments = build(name, training, device)
     torch.manual_seed(1)
     loss_of(model.double()(**as_double(arguments))).backward()
@@ -142,7 +143,7 @@ def test_model_equals_eager(name, device, training, meta_checked):
 
 @pytest.fixture
 def meta_checked(monkeypatch):
-    """Compares forge's metadata of every value with Dynamo's fake tensors while the test runs."""
+    """Compare forge's metadata of every value with Dynamo's fake tensors while the test runs."""
     from forge.capture import fake_values
 
     compared = []

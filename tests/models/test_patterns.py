@@ -1,4 +1,4 @@
-"""The sites of norms, rotary embeddings, gated units and losses in real models: found, and replaced without harm."""
+"""The sites of norms, rotary embeddings, gated units and losses in real models: matched, and replaced correctly."""
 
 import copy
 from collections import Counter
@@ -47,7 +47,7 @@ def test_the_sites_of_every_text_model_are_found_and_replaced(name, precision):
 
 
 def check_opt_in(name: str, precision: str) -> None:
-    """Check a model's results with the opt-in patterns matched, and no kernel to run them."""
+    """Check a model's results with the opt-in patterns matched, without a kernel to run them."""
     sites = measure(name, precision, (*builtin.OPT_IN, *builtin.ALL))
     limit = 2e-6 if precision == "float32" else 2 * sites.rounding  # twice: gradients are summed in another order
     assert max(sites.outputs, sites.gradients) <= limit

@@ -1,5 +1,5 @@
 """Unmodified models whose batches and lengths change between calls, in the default configuration: results, the keys and
-values that a cache holds, every gradient."""
+values in a cache, every gradient."""
 
 import copy
 import functools
@@ -34,7 +34,7 @@ def _nothing_compiled_before() -> None:
 
 @pytest.fixture
 def accelerate() -> Iterator[ModuleType]:
-    """The library in a state of its own: the process's mixed precision is that of the first Accelerator."""
+    """Yield the library in a fresh state: the process's mixed precision is that of the first Accelerator."""
     accelerate = importlib.import_module("accelerate")
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     yield accelerate
@@ -42,7 +42,8 @@ def accelerate() -> Iterator[ModuleType]:
 
 
 def resized(arguments: dict[str, Any], batch: int, length: int) -> dict[str, Any]:
-    """A model's arguments for another batch, and of another length where they have one; of a graph, fewer edges."""
+    """Return a model's arguments for another batch size, and another length if they have one; for a graph, with fewer
+    edges."""
     if "edges" in arguments:
         count = batch * length
         fewer = {"edges": arguments["edges"][:, :count], "of_edges": arguments.get("of_edges", ())[:count]}
@@ -64,7 +65,7 @@ def resized(arguments: dict[str, Any], batch: int, length: int) -> dict[str, Any
 
 
 def cached(result: Any) -> list[torch.Tensor]:
-    """The tensors that a result's cache holds: keys and values, and the states of other layers."""
+    """Return the tensors in a result's cache: keys and values, and the states of other layers."""
     cache = getattr(result, "past_key_values", None)
     cache = getattr(cache, "self_attention_cache", cache)  # of an encoder-decoder
     layers = [vars(layer) for layer in getattr(cache, "layers", ())]
@@ -72,8 +73,8 @@ def cached(result: Any) -> list[torch.Tensor]:
 
 
 def assert_same_results(ours: Any, theirs: Any, reference: Callable[[], Any] | None = None) -> None:
-    """reference: makes the result in float64. Where a tensor is not near eager's, it is at most twice as far from the
-    reference as eager's is."""
+    """Check that each tensor is near eager's, or at most twice as far from the result in float64, which `reference`
+    makes."""
     all_of = lambda result: [*outputs(result), *cached(result)]
     exact: list[torch.Tensor] = []
     for i, (one, other) in enumerate(zip(all_of(ours), all_of(theirs), strict=True)):
@@ -122,7 +123,7 @@ def check_sizes(name: str, training: bool) -> None:
 def in_double(
     model: torch.nn.Module, arguments: dict[str, Any], sizes: Sequence[tuple[int, int]], training: bool
 ) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the last result of a model in float64 that was called with each of the sizes, and the gradients."""
+    """Return the last result of a model in float64 after calls with each of the sizes, and the gradients."""
     model = copy.deepcopy(model).double()
     for size in sizes:
         torch.manual_seed(1)
@@ -160,7 +161,7 @@ def test_prompts_of_several_lengths_are_continued(name: str, cache: str) -> None
 
 
 class Random(torch.utils.data.Dataset):
-    """Sequences of tokens, more than whole batches of four hold."""
+    """A dataset of token sequences, more than fill whole batches of four."""
 
     def __init__(self) -> None:
         self.tokens = torch.randint(3, zoo.VOCAB, (18, LENGTH), generator=torch.Generator().manual_seed(0))

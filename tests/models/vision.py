@@ -27,7 +27,7 @@ def swinv2():
 
 @model
 def vit_mae():
-    """Three of four patches are taken away at random; the noise that says which is an argument."""
+    """Three of four patches are masked at random; the noise that selects them is an argument."""
     net, arguments = vision(
         "ViTMAE",
         "ForPreTraining",
@@ -126,8 +126,8 @@ def segformer():
 
 @model
 def detr():
-    """A detector: convolutions, then an encoder and a decoder of object queries. Its loss matches boxes on the CPU, so
-    there are no labels."""
+    """The detector has convolutions, then an encoder and a decoder of object queries. There are no labels, because its
+    loss matches boxes on the CPU."""
     from transformers import ResNetConfig
 
     net, arguments = vision(

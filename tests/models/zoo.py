@@ -16,7 +16,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {}
 
 
 def model(make: Callable[[], tuple[nn.Module, dict[str, Any]]]) -> Callable[[], tuple[nn.Module, dict[str, Any]]]:
-    """Adds a function that makes a model and the arguments of its call."""
+    """Add a function that makes a model and the arguments of its call to the zoo."""
     MODELS[make.__name__] = make
     return make
 
@@ -26,7 +26,7 @@ def tokens() -> torch.Tensor:
 
 
 def causal(kind: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """A causal language model and its loss on random tokens."""
+    """Return a causal language model and its loss on random tokens."""
     import transformers
 
     sizes = {
@@ -60,7 +60,7 @@ _DROPOUTS = (
 
 
 def without_dropout(kind: str) -> dict[str, float]:
-    """Every dropout that the model's config has, at 0."""
+    """Return every dropout option in the model's config, set to 0."""
     import transformers
 
     known = getattr(transformers, f"{kind}Config")().to_dict()
@@ -96,7 +96,7 @@ def qwen3_moe():
 
 @model
 def phimoe():
-    """Its router is an autograd Function whose backward writes in place."""
+    """The router is an autograd Function whose backward writes in place."""
     return causal("Phimoe", num_local_experts=4, num_experts_per_tok=2)
 
 
@@ -138,7 +138,8 @@ def falcon():
 
 
 def encoder(kind: str, head: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """An encoder with a head on random tokens, one row of which is padded. A size that is None is not its config's."""
+    """Return an encoder with a head on random tokens, one row of which is padded. A size of None is not in its
+    config."""
     import transformers
 
     sizes = {
@@ -233,7 +234,7 @@ def bart():
 
 @model
 def led():
-    """Its encoder attends within windows, whose number torch.div of a size gives."""
+    """The encoder attends within windows, whose number torch.div of a size computes."""
     return sequence_to_sequence(
         "LED",
         **ENCODER_DECODER,
@@ -350,7 +351,7 @@ def conv_net():
 
 
 class UNet(nn.Module):
-    """Two levels down and up, with skip connections."""
+    """A network with two levels down and up, with skip connections."""
 
     def __init__(self) -> None:
         super().__init__()

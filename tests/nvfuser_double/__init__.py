@@ -1,8 +1,8 @@
 """A double of the module `nvfuser_direct`, for tests without a GPU: it records definitions and runs them with torch.
 
-It checks a call's names, number and kinds of arguments (signatures.txt), gives results nvFuser's dtypes, holds inputs
-to what was declared of them, and lays results out as nvFuser may: in an order of its own where none was asked for,
-repeated dims without memory, a value that was only moved in the memory of another.
+It checks a call's names, number and kinds of arguments (signatures.txt), returns nvFuser's dtypes, checks inputs
+against their declarations, and lays out results as nvFuser may: in its own order unless one is requested, with repeated
+dims without memory, and with moved values in the memory of others.
 """
 
 import itertools
@@ -20,12 +20,12 @@ __all__ = ["DataType", "FusionDefinition", "compute_tensor_descriptor", "version
 
 
 def version() -> str:
-    """The version whose signatures these are."""
+    """Return the version of the signatures."""
     return "0.2.35+double"
 
 
 def compute_tensor_descriptor(sizes: Sequence[int], strides: Sequence[int]) -> tuple[list[bool | None], list[int]]:
-    """(contiguity, slowest dim first; stride order: of each dim, how many are faster)."""
+    """Return (contiguity, slowest dim first; stride order: the number of faster dims of each dim)."""
     slowest_first = sorted(range(len(sizes)), key=lambda dim: -strides[dim])
     contiguity: list[bool | None] = []
     step = 1
@@ -49,7 +49,7 @@ class _Tensor(NamedTuple):
     stride_order: Sequence[int]
 
     def check(self, given: torch.Tensor) -> None:
-        """Raises RuntimeError where a tensor is not what was declared."""
+        """Raise RuntimeError if a tensor does not match its declaration."""
         lengths = zip(self.shape, given.shape, strict=True)
         right = given.dtype == self.dtype.value and all(
             declared == length or (declared == -1 and length > 1) for declared, length in lengths
@@ -72,7 +72,7 @@ class _Tensor(NamedTuple):
 
 
 class _Operators:
-    """`fd.ops`."""
+    """The operators of `fd.ops`."""
 
     def __init__(self, definition: "FusionDefinition") -> None:
         self._definition = definition
@@ -84,7 +84,7 @@ class _Operators:
 
 
 class FusionDefinition:
-    """A definition in progress, then a function."""
+    """A fusion definition, which becomes a function when it is complete."""
 
     def __init__(self) -> None:
         self.ops = _Operators(self)
@@ -102,20 +102,20 @@ class FusionDefinition:
             traceback.print_tb(trace)
 
     def define_tensor(self, *args: Any, **kwargs: Any) -> TensorView:
-        """An input."""
+        """Define an input tensor."""
         given = _Tensor(**SIGNATURES["define_tensor"].bind(args, kwargs))
         tensor = TensorView(next(self._places), given.dtype)
         self.inputs.append((tensor, given))
         return tensor
 
     def define_scalar(self, *args: Any, **kwargs: Any) -> Val:
-        """A number that is given."""
+        """Define an input number."""
         number = Val(next(self._places), SIGNATURES["define_scalar"].bind(args, kwargs)["dtype"])
         self.inputs.append((number, None))
         return number
 
     def record(self, name: str, *args: Any, **kwargs: Any) -> Value:
-        """One call of an operator."""
+        """Record a call of an operator."""
         arguments = SIGNATURES[name].bind(args, kwargs)
         if name not in OPERATORS:
             raise NotImplementedError(f"the double does not run {name}")
@@ -127,13 +127,13 @@ class FusionDefinition:
         return made
 
     def add_output(self, output: TensorView) -> None:
-        """A result. Raises RuntimeError for one that is a result already, or an input."""
+        """Add a result. Raises RuntimeError for a value that is already a result, or an input."""
         if output in self.outputs or any(output is value for value, _ in self.inputs):
             raise RuntimeError(f"{output} is given out twice\nframe #0: in C++")
         self.outputs.append(output)
 
     def execute(self, inputs: Sequence[Any], *, device: Any = None) -> list[torch.Tensor]:
-        """The results."""
+        """Run the definition and return its results."""
         if not self.outputs:
             raise NotImplementedError("Fusion is empty!")
         known: dict[int, Any] = {}

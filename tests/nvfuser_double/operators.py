@@ -1,4 +1,4 @@
-"""nvFuser's operators by torch: the dtype that each gives, and its values."""
+"""The operators of nvFuser in torch: their result dtypes and values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ Dtypes = Callable[[dict[str, Any]], tuple[torch.dtype | None, torch.dtype]]
 
 
 class Operator(NamedTuple):
-    """`dtypes`: in which the operands are computed (None: as they are) and which the result has."""
+    """An operator. dtypes: the dtype in which the operands are computed (None: unchanged), and that of the result."""
 
     dtypes: Dtypes
     function: Callable
@@ -25,7 +25,8 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def promoted(arguments: dict[str, Any], *, widens: bool) -> torch.dtype:
-    """torch's promotion of the operands; numbers count by their kind, and halves become float32 where it widens."""
+    """Return torch's promotion of the operands; numbers count by their kind, and half precision is widened to float32
+    if `widens`."""
     tensors = [each.dtype().value for each in arguments.values() if isinstance(each, TensorView)]
     numbers = [_kind(each) for each in arguments.values() if isinstance(each, (Val, bool, int, float))]
     if not tensors:
@@ -134,7 +135,7 @@ _register(_floating, "truediv", torch.true_divide)
 
 
 def _as_tensors(function: Callable) -> Callable:
-    """For torch functions that take no number in place of a tensor."""
+    """Wrap a torch function that does not accept numbers in place of tensors."""
 
     def call(*operands: Any) -> torch.Tensor:
         like = next(each for each in operands if torch.is_tensor(each))
@@ -217,7 +218,7 @@ def _pad(x: torch.Tensor, widths: Sequence[int], value: Any) -> torch.Tensor:
 
 
 def ordered(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The tensor with its dims in this order in memory; repeated ones stay so."""
+    """Return the tensor with its dims in this order in memory; repeated dims stay repeated."""
     slowest_first = sorted(range(x.ndim), key=lambda dim: -order[dim])
     if 0 in x.stride():
         return x

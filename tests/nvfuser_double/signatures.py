@@ -1,4 +1,4 @@
-"""Calls as pybind checks them: each overload's names, number and kinds of arguments, read from signatures.txt."""
+"""Calls checked like pybind's: each overload's names, number and kinds of arguments, read from signatures.txt."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _LITERALS = {"None": None, "True": True, "False": False, "[]": []}
 
 
 class Parameter(NamedTuple):
-    """One of an overload's; one named argN is given by place."""
+    """A parameter of an overload; one named argN is positional."""
 
     name: str
     kind: str
@@ -35,7 +35,7 @@ class Overload(NamedTuple):
     parameters: tuple[Parameter, ...]
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        """The arguments by name, defaults included; None where they do not fit."""
+        """Return the arguments by name, defaults included; None if they do not fit."""
         places = [parameter for parameter in self.parameters if parameter.by_place]
         names = {parameter.name for parameter in self.parameters if parameter.by_name}
         if len(args) > len(places) or not names.issuperset(kwargs):
@@ -84,7 +84,7 @@ class Signature:
         self.overloads = overloads
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments by name. Raises TypeError where no overload takes them."""
+        """Return the arguments by name. Raises TypeError if no overload accepts them."""
         for overload in self.overloads:
             bound = overload.bind(args, kwargs)
             if bound is not None:

@@ -7,7 +7,7 @@ import torch
 
 
 class DataType(Enum):
-    """nvFuser's dtypes."""
+    """The dtypes of nvFuser."""
 
     Double = torch.float64
     Float = torch.float32
@@ -26,14 +26,14 @@ class DataType(Enum):
 
 
 class Value:
-    """A value of a definition, by its place in it."""
+    """A value of a definition, by its index in it."""
 
     def __init__(self, place: int, dtype: DataType) -> None:
         self.place = place
         self._dtype = dtype
 
     def dtype(self) -> DataType:
-        """Its dtype."""
+        """Return its dtype."""
         return self._dtype
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Patterns: what is found, what must not be, and that a program with its sites replaced computes what it did."""
+"""Patterns: matches, non-matches, and unchanged results of programs with replaced sites."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def names(function: Callable, *args: Any, wanted: tuple[Pattern, ...] = builtin.
 
 
 def finder(wanted: tuple[Pattern, ...] = builtin.ALL) -> OperatorExecutor:
-    """An executor that runs each of these patterns by its reference."""
+    """Return an executor that runs each of these patterns by its reference."""
     executor = OperatorExecutor("finder")
     executor.patterns = wanted
     for each in wanted:
@@ -38,15 +38,16 @@ def finder(wanted: tuple[Pattern, ...] = builtin.ALL) -> OperatorExecutor:
 
 
 def pattern_ids(jitted: Any) -> set[str]:
-    """The composites in any stage of a jitted function's program."""
+    """Return the composites in any stage of a jitted function's program."""
     found = {bound.symbol.id for trace in forge.last_traces(jitted) for bound in trace.bound_symbols}
     return {each for each in found if each.startswith("pattern.")}
 
 
 def assert_unchanged(function: Callable, *args: torch.Tensor, wanted: tuple[Pattern, ...] = builtin.ALL) -> None:
-    """Outputs and gradients with every site replaced are those without patterns.
+    """Check that outputs and gradients with every site replaced are those without patterns.
 
-    In half precision bit by bit; in float32 within 2e-6 of the scale, since gradients may be summed in another order.
+    They are bitwise equal in half precision; in float32, within 2e-6 of the scale, because gradients may be summed in
+    another order.
     """
     results = []
     for executors in (["torch"], [finder(wanted), "torch"]):
@@ -192,7 +193,7 @@ def both(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
 
 
 def of_heads(dtype: torch.dtype = torch.float32, queries: int = 4, keys: int = 2) -> tuple[torch.Tensor, ...]:
-    """q, k, cos and sin as a model with grouped queries has them."""
+    """Return q, k, cos and sin like a model with grouped queries."""
     return x(dtype, 2, queries, 3, 8), x(dtype, 2, keys, 3, 8), x(dtype, 2, 3, 8), x(dtype, 2, 3, 8)
 
 
@@ -647,7 +648,7 @@ def test_a_reference_is_refused_that_has_no_plain_parameters_or_computes_nothing
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_site_whose_kernel_declines_stays_as_it_is(training: bool) -> None:
-    """A value that is in it and that others read is computed once."""
+    """A value inside a site that others read is computed once."""
 
     def block(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return F.silu(gate) * up, F.silu(F.silu(gate))

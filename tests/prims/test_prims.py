@@ -149,7 +149,7 @@ def test_a_symbol_knows_the_family_file_it_stands_in() -> None:
 
 @pytest.mark.parametrize("reduce", [None, "add", "sum", "mean", "prod", "amax", "amin"])
 def test_the_gradient_of_a_larger_src_is_zero_where_the_index_does_not_reach(reduce):
-    """torch's own backward is an error there, its forward is not."""
+    """torch's own backward raises here, its forward does not."""
     index = torch.tensor([[0], [2], [1]])
 
     def function(x: torch.Tensor, src: torch.Tensor) -> torch.Tensor:

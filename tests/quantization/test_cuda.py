@@ -1,5 +1,5 @@
-"""Linear layers with quantized weights on a CUDA GPU: a Triton kernel for a row, another one for a few, values for
-many."""
+"""Linear layers with quantized weights on a CUDA GPU: a Triton kernel for one row, another one for a few rows,
+dequantized values for many."""
 
 import importlib.util
 

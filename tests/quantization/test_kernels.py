@@ -26,7 +26,7 @@ def f(x, weight, scale, zero, bias):
 
 
 def claimed_by(made: Repository, transform: Quantization) -> dict[str, str]:
-    """What runs each call of a small model, after its results were compared."""
+    """Return the executor of each call of a small model, after comparing its results."""
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU())
     by = kernel_executor([made.folder], verify=Verifier(60))
     jitted = forge.jit(model, transforms=[transform], executors=[by, "inductor", "torch"], cache=False)

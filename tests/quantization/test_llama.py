@@ -1,4 +1,4 @@
-"""A language model with quantized weights: its logits, and what it generates."""
+"""A language model with quantized weights: its logits, and its generated text."""
 
 import copy
 
@@ -28,7 +28,7 @@ TRANSFORMS: dict[str, Quantization] = {"int8": Int8WeightOnly(), "int4": Int4Wei
 
 
 def models(name: str) -> tuple[LlamaForCausalLM, LlamaForCausalLM, LlamaForCausalLM]:
-    """The jitted model, one in eager with the values of its weights, and the original."""
+    """Return the jitted model, an eager one with the values of its weights, and the original."""
     torch.manual_seed(0)
     original = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     jitted = forge.jit(original, transforms=[TRANSFORMS[name]], cache=False)

@@ -14,7 +14,7 @@ from forge.quantize import Int8WeightOnly
 
 
 class Doubled(forge.ModuleTransform):
-    """Stores a layer's weight as its double, and halves what it computes."""
+    """A transform that stores a layer's weight doubled, and halves its result."""
 
     def transform_module(self, module: nn.Module) -> nn.Module:
         module.weight = nn.Parameter(module.weight.detach() * 2)
@@ -28,7 +28,7 @@ class Doubled(forge.ModuleTransform):
 
 
 class Halved(Doubled):
-    """The same, and a transform of the program."""
+    """A transform of the module and of the program."""
 
     def transform_trace(self, trace: Trace) -> Trace:
         seen.append(trace.stage)

@@ -1,4 +1,4 @@
-"""Models with LoRA adapters of peft: compiled whole, switched without compiling again, trained on quantized weights."""
+"""Models with LoRA adapters of peft: compiled whole, switched without recompilation, trained on quantized weights."""
 
 import copy
 import warnings
@@ -35,7 +35,7 @@ def adapter() -> "peft.LoraConfig":
 
 
 def model() -> nn.Module:
-    """A Llama with two adapters."""
+    """Return a Llama with two adapters."""
     torch.manual_seed(0)
     found = peft.get_peft_model(LlamaForCausalLM(LlamaConfig(**LLAMA)), adapter())
     found.add_adapter("second", adapter())

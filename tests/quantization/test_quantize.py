@@ -1,4 +1,4 @@
-"""forge.quantize: linear layers of a jitted module store their weights in 8 or 4 bits."""
+"""Quantization by forge.quantize: linear layers of a jitted module store their weights in 8 or 4 bits."""
 
 import copy
 import io
@@ -28,7 +28,7 @@ EVERY = pytest.mark.parametrize("name", TRANSFORMS)
 
 
 class Model(nn.Module):
-    """An embedding whose weight is that of the last layer, and two layers between."""
+    """A model whose embedding shares its weight with the last layer, with two layers between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def tokens(rows: int) -> torch.Tensor:
 
 
 def dequantized(jitted: nn.Module) -> Model:
-    """The model in eager with the values of the quantized weights; its head has a weight of its own."""
+    """Return the model in eager with the values of the quantized weights; its head has a separate weight."""
     model = Model()
     model.head.weight = nn.Parameter(model.head.weight.detach().clone())
     model.load_state_dict(forge.original_state_dict(jitted))

@@ -1,4 +1,4 @@
-"""Models that torchao quantized are compiled: its tensors are unpacked, and its configs are taken by forge.quantize."""
+"""Models quantized by torchao are compiled: their tensors are unpacked, and forge.quantize accepts their configs."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""forge.explain: what it says of a program, and of whom it can say it."""
+"""The report of forge.explain on a program, and the callables it accepts."""
 
 import json
 import re
@@ -93,7 +93,7 @@ def test_a_call_that_fits_no_graph_is_one_recompile(count: int) -> None:
 
 
 class Counting(nn.Module):
-    """Counts its calls, so that no graph fits the next one."""
+    """A module that counts its calls, so that no graph fits the next one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def test_what_of_a_module_is_not_jitted_is_told() -> None:
 
 
 class Skipped(nn.Module):
-    """Dynamo is kept out of all that it does."""
+    """A module that Dynamo skips."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return kept_out(x)
@@ -406,7 +406,7 @@ def test_lines_of_tables_fit_whatever_names_are_long(width: int, monkeypatch: py
 
 
 class Chain(nn.Module):
-    """Layers in which one fusion between two products spans the end of a layer and the start of the next."""
+    """A chain of layers in which one fusion between two products spans the end of a layer and the start of the next."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

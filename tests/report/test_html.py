@@ -1,4 +1,4 @@
-"""The report as a page: what it holds, that it is safe and small, and what a browser shows of it."""
+"""The report as a page: its contents, its safety and size, and its display in a browser."""
 
 import gc
 import json
@@ -230,7 +230,7 @@ class Page:
         return self.browser.find_element("css selector", selector).text
 
     def give(self, selector: str, value: str) -> None:
-        """Types into a field, or chooses of a list by what it shows."""
+        """Type into a field, or choose an item of a list by its text."""
         (found,) = self.all(selector)
         if found.tag_name == "select":
             (option,) = [each for each in found.find_elements("tag name", "option") if each.text == value]

@@ -1,4 +1,4 @@
-"""forge.explain(profile=True): what each call takes."""
+"""The profile of forge.explain(profile=True): the time of each call."""
 
 import json
 from collections.abc import Callable

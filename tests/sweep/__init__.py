@@ -1,1 +1,1 @@
-"""Every entry of torch's operator database through forge.jit: `make sweep` writes docs/reference/coverage.md."""
+"""The sweep of torch's operator database through forge.jit: `make sweep` writes docs/reference/coverage.md."""

@@ -1,4 +1,5 @@
-"""python -m tests.sweep [--only NAME …] [--checks CHECK …] [--jobs N] [--write docs/reference/coverage.md]"""
+"""The command line of the sweep: python -m tests.sweep [--only NAME …] [--checks CHECK …] [--jobs N] [--write
+docs/reference/coverage.md]"""
 
 import argparse
 import json
@@ -14,7 +15,7 @@ SECONDS = 300.0  # for all checks of one entry
 
 
 class Worker:
-    """A process that checks entries, one a line; another one takes its place when it dies or hangs."""
+    """A process that checks entries, one per line, restarted when it dies or hangs."""
 
     def __init__(self, checks: list[str]) -> None:
         self.checks = checks

@@ -1,6 +1,6 @@
-"""Checks of an entry: each returns the problem, in words, or None.
+"""The checks of an entry: each returns the problem in words, or None.
 
-A check that torch itself cannot do (a gradient that it refuses) is skipped: it raises Skipped.
+A check that torch itself does not support (a gradient that it refuses) raises Skipped.
 """
 
 import warnings
@@ -19,7 +19,7 @@ CHECKS: dict[str, Check] = {}
 
 
 class Skipped(Exception):
-    """Why torch does not do what a check asks."""
+    """The error for a check that torch itself does not support; the message is the reason."""
 
 
 def check(function: Check) -> Check:
@@ -36,7 +36,7 @@ def _requiring(values: Any) -> list[torch.Tensor]:
 
 
 def _run(function: Callable, call: Call, *, seed: int = 7) -> tuple[Any, Any]:
-    """(results, arguments afterwards)."""
+    """Return (results, arguments afterwards)."""
     given = call.fresh()
     torch.manual_seed(seed)
     return function(*given), given
@@ -130,7 +130,7 @@ def whole(entry: Entry) -> str | None:
 
 
 def _gradients(function: Callable, call: Call, order: int) -> tuple[Any, list]:
-    """(results, gradients of the last order) by cotangents that are the same each time."""
+    """Return (results, gradients of the last order), with the same cotangents every time."""
     given = call.fresh(grad=True)
     torch.manual_seed(7)
     inputs = _requiring(given)
@@ -178,7 +178,7 @@ def backward(entry: Entry) -> str | None:
 
 
 def _precise(entry: Entry) -> torch.dtype:
-    """float64 where there is one: gradients add up in another order than torch's."""
+    """Return float64 if the entry supports it: gradients are summed in another order than torch's."""
     return torch.float64 if torch.float64 in entry.info.dtypes else entry.dtype
 
 
@@ -262,7 +262,7 @@ def _transformed(entry: Entry, transform_of: Callable[[Call], tuple[Transform, l
 
 
 def _tensors_of(call: Call) -> tuple[list[torch.Tensor], Callable]:
-    """The tensors of floating point numbers of a call, and how the call is made of others in their places."""
+    """Return the floating point tensors of a call, and a function that makes the call with others in their places."""
     leaves, spec = _pytree.tree_flatten((call.input, call.args, call.kwargs))
     places = [
         i
@@ -319,7 +319,7 @@ def _is_floating(leaf: Any) -> bool:
 
 
 def run_check(name: str, entry: Entry) -> tuple[str, str]:
-    """('ok' | 'skipped' | 'failed', why)."""
+    """Return ('ok' | 'skipped' | 'failed', reason)."""
     torch.compiler.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

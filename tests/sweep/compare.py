@@ -1,4 +1,4 @@
-"""Differences between two runs of one call."""
+"""The differences between two runs of a call."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ LOOSE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 def difference(
     ours: Any, theirs: Any, what: str = "result", *, strides: bool = True, values: bool = True
 ) -> str | None:
-    """In words, or None: structure, metadata, values, strides of tensors; values of the rest."""
+    """Return the first difference in words, or None: structure, metadata, values and strides of tensors; values of the
+    rest."""
     our_leaves, our_spec = _pytree.tree_flatten(ours)
     their_leaves, their_spec = _pytree.tree_flatten(theirs)
     if our_spec != their_spec:
@@ -52,7 +53,7 @@ def _leaf(our: Any, their: Any, strides: bool, values: bool) -> str | None:
 
 
 def _strides(tensor: torch.Tensor) -> tuple:
-    """Return the strides that decide where elements lie."""
+    """Return the strides that determine the elements' places."""
     if tensor.numel() == 0:
         return ()
     return tuple(stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1)

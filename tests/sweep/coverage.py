@@ -1,4 +1,4 @@
-"""Results of a sweep, as docs/reference/coverage.md."""
+"""The results of a sweep, as docs/reference/coverage.md."""
 
 import re
 import textwrap
@@ -14,7 +14,7 @@ same twice in eager, through `forge.jit` on a CPU with the torch executor, held 
 
 
 def coverage(found: list[dict]) -> str:
-    """The document."""
+    """Return the document."""
     counts: dict[str, Counter] = defaultdict(Counter)
     for each in found:
         counts[each["check"]][each["status"]] += 1

@@ -1,4 +1,4 @@
-"""The entries of torch's operator database that can be held against eager."""
+"""The entries of torch's operator database that can be compared with eager."""
 
 import copy
 import warnings
@@ -24,7 +24,7 @@ class Call:
     kwargs: dict[str, Any]
 
     def fresh(self, *, grad: bool = False) -> tuple[Any, tuple, dict[str, Any]]:
-        """The arguments anew; with grad, those that torch gives a gradient require one."""
+        """Return new copies of the arguments; with grad, those to which torch gives a gradient require one."""
         memo: dict[int, torch.Tensor] = {}
 
         def copied(leaf: Any) -> Any:
@@ -39,7 +39,7 @@ class Call:
 
 
 def _clone(leaf: torch.Tensor) -> torch.Tensor:
-    """With the strides of a view, too, and with the memory around it."""
+    """Copy a tensor with the strides of a view, and with the memory around it."""
     leaf = leaf.detach()
     if leaf.layout != torch.strided or leaf.is_quantized:
         return leaf.clone()
@@ -59,18 +59,18 @@ class Entry:
 
     @property
     def function(self) -> Callable:
-        """f(input, args, kwargs), as it is jitted."""
+        """The function f(input, args, kwargs) that is jitted."""
         op = self.info.op
         return lambda input, args, kwargs: op(input, *args, **kwargs)
 
     @property
     def has_values(self) -> bool:
-        """Return False for an entry with uninitialized results, such as torch.empty."""
+        """False for an entry with uninitialized results, such as torch.empty."""
         return not self.info.name.startswith(("empty", "new_empty"))
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The first of DTYPES that it takes."""
+        """The first of DTYPES that it supports."""
         return next((dtype for dtype in DTYPES if dtype in self.info.dtypes), None)
 
     def dtypes(self) -> list[torch.dtype]:
@@ -80,7 +80,7 @@ class Entry:
         return self.info.supports_autograd and dtype in self.info.supported_backward_dtypes("cpu")
 
     def calls(self, dtype: torch.dtype, *, grad: bool = False, seed: int = 0, most: int = SAMPLES) -> list[Call]:
-        """A fixed, evenly spread choice of its samples."""
+        """Return a fixed, evenly spread choice of its samples."""
         torch.manual_seed(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -93,7 +93,7 @@ class Entry:
         return [found[i * (len(found) - 1) // max(most - 1, 1)] for i in range(most)]
 
     def refused(self) -> Iterator[tuple[Call, type[Exception] | tuple, str]]:
-        """Calls that torch refuses, with the exception it gives."""
+        """Yield calls that torch refuses, with the exceptions."""
         if self.info.error_inputs_func is None:
             return
         torch.manual_seed(0)
@@ -103,7 +103,8 @@ class Entry:
 
 
 def _without_seed(op: Callable, *args: Any, **kwargs: Any) -> Any:
-    """In the place of the database's wrapper of what is random, which no compiler captures: the checks set the seed."""
+    """Return an op without the database's wrapper for random ops, which no compiler captures: the checks set the
+    seed."""
     return op(*args, **kwargs)
 
 

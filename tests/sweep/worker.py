@@ -1,4 +1,5 @@
-"""Checks the entries that come by name, one a line, and says what it found as JSON, one a line, then `done`."""
+"""A process that reads names of entries, one per line, checks them, and prints each result as a line of JSON, then
+`done`."""
 
 import json
 import os

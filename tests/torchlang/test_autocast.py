@@ -1,4 +1,4 @@
-"""Under torch.autocast, every operation gives what eager gives, in the same dtypes."""
+"""Operations under torch.autocast have eager's results, in the same dtypes."""
 
 import operator
 from typing import Any
@@ -92,7 +92,7 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def run(function: Any, gradient: bool, sample: Sample, device: str) -> tuple[list, list]:
-    """The results and the gradients of a call under autocast, each call with the same random numbers."""
+    """Return the results and the gradients of a call under autocast, each call with the same random numbers."""
     args, kwargs = cloned((sample.args, sample.kwargs), gradient)
     seed(0)
     with torch.autocast(device, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Recorded calls depend on the devices of the arguments: functions traced with a GPU's fake tensors."""
+"""Recorded calls depend on the devices of the arguments: functions are traced with a GPU's fake tensors."""
 
 from collections.abc import Callable
 

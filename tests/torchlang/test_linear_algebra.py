@@ -30,7 +30,7 @@ def _gradients(function: Callable, matrix: Matrix, dtype: torch.dtype, *, again:
 
 
 def _weighted(x: torch.Tensor) -> torch.Tensor:
-    """Does not depend on signs or phases."""
+    """Return a function of x that does not depend on signs or phases."""
     return (x.abs() ** 2 * torch.arange(1.0, x.numel() + 1).reshape(x.shape)).sum()
 
 
@@ -76,7 +76,7 @@ PHASES = {
 
 @pytest.mark.parametrize("name", PHASES)
 def test_a_gradient_that_depends_on_a_phase_raises(name: str) -> None:
-    """The derivative of |V|^2 does not; that of V turned by i does."""
+    """The derivative of |V|^2 does not depend on it; that of V times i does."""
     for function in (PHASES[name], Direct(PHASES[name])):
         A = torch.randn(3, 3, dtype=torch.complex128, requires_grad=True)
         vectors = function(A + A.mH)

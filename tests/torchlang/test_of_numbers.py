@@ -1,4 +1,4 @@
-"""torch's functions of two numbers (sizes), and sizes that are 0-d tensors."""
+"""The functions of torch with two numbers (sizes), and with sizes that are 0-d tensors."""
 
 from collections.abc import Callable
 

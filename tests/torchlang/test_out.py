@@ -1,4 +1,4 @@
-"""The dtype of `out=`: whether a function casts its result into it, computes in it, or refuses it, as in eager."""
+"""The dtype of `out=`: a function casts its result to it, computes in it, or refuses it, as in eager."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The door through which torch calls enter: registration, in-place forms, `out=`, views."""
+"""The entry point of torch calls: registration, in-place forms, `out=`, views."""
 
 import itertools
 import operator
@@ -49,7 +49,7 @@ def test_find_knows_functions_methods_operators_and_inplace_forms() -> None:
 
 @pytest.mark.parametrize("name", ["__abs__", "__neg__", "__pos__", "__pow__", "__ipow__", "__itruediv__"])
 def test_a_method_is_found_under_each_of_its_names(name: str) -> None:
-    """torch 2.11's Dynamo writes abs(x) as the method __abs__, whose own name is abs."""
+    """torch 2.11's Dynamo passes abs(x) as the method __abs__, whose own name is abs."""
     assert getattr(torch.Tensor, name).__name__ != name
     assert torchlang.find(name) is torchlang.find(getattr(torch.Tensor, name)) is not None
 
@@ -62,7 +62,7 @@ def test_a_function_that_torchlang_does_not_have_is_named() -> None:
 
 
 def both(function: Callable, *inputs: torch.Tensor) -> None:
-    """Forge and eager give the same result and change their inputs in the same way."""
+    """Check that forge and eager return the same result and change their inputs in the same way."""
     ours, theirs = [x.clone() for x in inputs], [x.clone() for x in inputs]
     expected = function(*theirs)
     actual = Direct(function, ["torch"])(*ours)

@@ -1,4 +1,4 @@
-"""Networks' functions of empty tensors, of numbers, and of unusual layouts are eager's."""
+"""The functions of torch.nn.functional on empty tensors, numbers, and unusual layouts, against eager."""
 
 import itertools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import forge
 
 
 def outcome(function: Callable, *inputs: torch.Tensor) -> tuple[list[torch.Tensor], type | None]:
-    """Its values and gradients, and the type of what it or its backward raises."""
+    """Return values and gradients, and the type of the error of the function or its backward."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     found: list[torch.Tensor] = []
     try:
@@ -82,7 +82,7 @@ def test_transposes_of_a_number(name: str, dtype: torch.dtype) -> None:
     ids=["add", "scatter", "mean", "amax"],
 )
 def test_scattering_nothing_has_gradients(function: Callable, shape: tuple[int, ...]) -> None:
-    """An index without elements has any number of dims; eager's backward refuses one of other lengths than src."""
+    """An index without elements may have any rank; eager's backward refuses one of other lengths than src."""
     x, src = (torch.randn(2, 3, 4, requires_grad=True) for _ in range(2))
     index = torch.zeros(shape, dtype=torch.int64)
     result = forge.jit(function)(x, src, index)

@@ -1,4 +1,4 @@
-"""Attention whose mask hides all but a band, and depends on an input, is computed block by block."""
+"""Attention whose mask hides all but a bandand depends on an input is computed block by block."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ SIZES, STEP = (32, 64), 16
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of sizes that are tested fast, on the CPU."""
+    """Use block sizes that are fast to test, on the CPU."""
     pays = lambda given, blocks: 2 * blocks.keys <= LENGTH
     as_on_a_gpu = partial(attention_blocks, device="cpu", pays=pays, sizes=SIZES, step=STEP)
     monkeypatch.setattr("forge.transforms.attention_blocks", as_on_a_gpu)

@@ -1,4 +1,4 @@
-"""Attention for which torch has no kernel is composed of forge's calls in fused programs."""
+"""Attention without a kernel in torch is composed of forge's calls in fused programs."""
 
 from collections.abc import Callable, Iterator, Sequence
 

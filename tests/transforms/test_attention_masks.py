@@ -1,4 +1,4 @@
-"""Masks that depend on no input: causal ones become is_causal, those that hide nothing go; others stay."""
+"""Masks that depend on no input: causal ones become is_causal, those that mask nothing are removed; others stay."""
 
 from collections.abc import Callable
 from typing import Any
@@ -78,7 +78,7 @@ def test_another_mask_stays(name: str) -> None:
 @pytest.mark.parametrize("scale", [-0.5, 0.0])
 @pytest.mark.parametrize("mask", [*CAUSAL.values(), lambda: torch.ones(5, 5, dtype=torch.bool)])
 def test_with_a_scale_that_turns_scores_the_mask_stays(mask: Callable, scale: float) -> None:
-    """torch's kernels hide a score by -inf before they scale it."""
+    """torch's kernels mask a score by -inf before they scale it."""
     assert ran(attend(mask, scale=scale), *qkv()) == (True, False)
 
 

@@ -1,4 +1,4 @@
-"""Reads by indices that are within bounds, which a region on a CPU may have."""
+"""Indexed reads with indices within bounds, which may be part of a CPU region."""
 
 from collections.abc import Callable
 

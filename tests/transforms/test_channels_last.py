@@ -1,4 +1,4 @@
-"""Convolutions are computed on images whose channels lie beside each other, and nobody sees it from outside."""
+"""Convolutions are computed on channels-last images, which is not observable from outside."""
 
 import copy
 from collections.abc import Callable
@@ -27,7 +27,7 @@ AS_ON_A_GPU = partial(channels_last, strides=strides_in_torch, device="cuda")
 
 
 class Net(nn.Module):
-    """A stem, a residual block with norms, a pooling and a head."""
+    """A network of a stem, a residual block with norms, a pooling and a head."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_what_the_caller_sees_has_the_strides_of_eager(function: Callable) -> No
 
 
 def mobile_net(channels: int = 32) -> nn.Module:
-    """Two inverted bottlenecks of MobileNetV2."""
+    """Return two inverted bottlenecks of MobileNetV2."""
     wide = 2 * channels
     blocks = [
         (
@@ -171,7 +171,7 @@ def test_by_default_convolutions_of_a_cpu_are_converted(make: Callable, channels
 
 
 def dims_in_memory(x: torch.Tensor) -> list[tuple[int, int]]:
-    """Return the strides of dims that have any: those of one element may be anything."""
+    """Return the strides of the dims whose strides matter, those longer than one."""
     return [(dim, stride) for dim, stride in enumerate(x.stride()) if x.shape[dim] > 1]
 
 
@@ -191,7 +191,7 @@ def dims_in_memory(x: torch.Tensor) -> list[tuple[int, int]]:
     ids=["itself", "product", "slice", "padding", "parts", "larger", "norm", "one image"],
 )
 def test_gradients_of_inputs_have_the_layout_of_eagers(before: Callable) -> None:
-    """autograd.grad returns them as they are."""
+    """autograd.grad returns them unchanged."""
 
     def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         h = before(x)
@@ -206,7 +206,7 @@ def test_gradients_of_inputs_have_the_layout_of_eagers(before: Callable) -> None
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_results_whose_strides_are_not_known_have_eagers(kind: type[nn.RNNBase]) -> None:
-    """Those of a recurrent layer of symbolic sizes: it does not run on fake tensors."""
+    """A recurrent layer of symbolic sizes has such results, because it does not run on fake tensors."""
     convolve, recur = nn.Conv2d(3, 8, 3, padding=1), kind(8, 5, batch_first=True, bidirectional=True)
 
     @forge.jit(dynamic=True)
@@ -220,7 +220,7 @@ def test_results_whose_strides_are_not_known_have_eagers(kind: type[nn.RNNBase])
 
 
 class GradientStrides(TorchDispatchMode):
-    """Notes the strides of the gradients that backwards of convolutions are given."""
+    """A mode that records the strides of the gradients passed to backwards of convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,8 @@ class GradientStrides(TorchDispatchMode):
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
 def test_gradients_of_results_of_convolutions_lie_as_their_images_do() -> None:
-    """A loss over an image gives them otherwise; torch's kernels would take several times as long."""
+    """A loss over an image has gradients in another layout, with which torch's kernels would take several times as
+    long."""
     model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 1))
 
     def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

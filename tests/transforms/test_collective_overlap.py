@@ -1,4 +1,4 @@
-"""Collectives that start early and are awaited late: what they move over, and what they do not."""
+"""Collectives that start early and are awaited late: the calls that they move across, and those that they do not."""
 
 from typing import Any
 

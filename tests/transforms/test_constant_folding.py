@@ -1,4 +1,4 @@
-"""Hoisting: what depends on no input runs once."""
+"""Hoisting of computations that depend on no input: they run once."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def test_a_view_that_only_expands_a_constant_stays() -> None:
 
 
 def scalars(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Calls with tensors of one element on the CPU."""
+    """Return calls with tensors of one element on the CPU."""
     scale = torch.full((), 64.0).sqrt()
     double, integer = torch.full((), 0.1, dtype=torch.float64), torch.full((), 3)
     positive = x > 0

@@ -1,4 +1,4 @@
-"""Factors of batched products are contiguous where a region makes them, in forwards and in backwards."""
+"""Factors of batched products are contiguous if a region makes them, in forwards and in backwards."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def rows_of_columns(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.
 
 
 def masked(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Its backward is given an object of the forward: how torch attended."""
+    """Return attention whose backward gets an object of the forward: the kernel that torch chose."""
     query, key, value = (heads(F.linear(x, each)) for each in (q, k, v))
     mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)

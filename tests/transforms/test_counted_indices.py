@@ -1,4 +1,4 @@
-"""An index that counts is a slice, whose gradient neither sorts nor adds one by one."""
+"""An index that counts becomes a slice, whose gradient neither sorts nor adds one by one."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ READS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def reads(trace: forge.ir.Trace) -> list[object]:
-    """Return the calls that read by index."""
+    """Return the calls that read with an index."""
     calls = [call for bound in trace.bound_symbols for call in innermost(bound)]
     return [call for call in calls if call.symbol in (prims.index, prims.embedding)]
 
@@ -72,7 +72,7 @@ def test_other_indices_stay(name: str) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)])
 def test_what_is_read_lies_in_memory_as_in_eager(order: tuple[int, ...]) -> None:
-    """The order of memory is that of random numbers."""
+    """The order in memory is random."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         read = x[:, torch.arange(x.shape[1] - 1)]

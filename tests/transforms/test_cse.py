@@ -1,4 +1,4 @@
-"""Common subexpression elimination."""
+"""The elimination of common subexpressions."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Dead code elimination."""
+"""The elimination of dead code."""
 
 from typing import Any
 

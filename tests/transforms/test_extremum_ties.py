@@ -1,7 +1,7 @@
 """Gradients of extrema in fused programs: equal values share them, or the first one takes all, as in eager.
 
-An extremum is one of the values that it was found among. Code of another region, or of another loop, may compute these
-with another rounding, and would find no value that equals it.
+An extremum equals one of its inputs. Code in another region or loop may recompute them with another rounding, and would
+find no equal value.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("compiled_regions")
 
 
 def gradients(function: Callable, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and the gradient by an input, where elements of the result weigh differently."""
+    """Return the result and the gradient with respect to an input, with different weights for the elements of the
+    result."""
     x = x.clone().requires_grad_()
     out = function(x)
     weights = torch.linspace(1, 2, out.numel()).view(out.shape).to(out.dtype)

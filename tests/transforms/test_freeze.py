@@ -1,4 +1,4 @@
-"""Folding into weights: batch norms, products of one input, and whatever depends on weights alone."""
+"""Folding into weights: batch norms, products of one input, and everything that depends only on weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ W = torch.linspace(-1, 1, 24)
 
 
 def frozen(function: Callable, *args: torch.Tensor, weights: str) -> tuple[Trace, Freezing]:
-    """The trace of one call, and its arguments of these names as weights."""
+    """Return the trace of one call, with its arguments of these names as weights."""
     trace = forge.trace(function, *args)
     return trace, Freezing(frozenset(weights.split()))
 

@@ -1,4 +1,5 @@
-"""Attention that a model writes out is one call of torch's attention; attention sinks stay apart from the scores."""
+"""Attention written out by a model becomes one call of torch's attention; attention sinks stay apart from the
+scores."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +18,8 @@ QUERY, KEY, ROWS, COLUMNS = (B, H, L, E), (B, H, S, E), (B * H, L, E), (B * H, S
 
 
 class Program(NamedTuple):
-    """A program, the shapes of the tensors that need gradients, and its masks: of bools if `shape` ends with "b"."""
+    """A program, the shapes of the tensors that need gradients, and its masks, which are bools if `shape` ends with
+    "b"."""
 
     function: Callable
     shapes: tuple[tuple[int, ...], ...] = (QUERY, KEY, KEY)
@@ -25,7 +27,7 @@ class Program(NamedTuple):
 
 
 def in_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As BART's: the products are of three dims, the mask is added to four."""
+    """Return attention as in BART: the products have three dims, the mask is added to four."""
     scores = torch.bmm(q, k.transpose(1, 2)).view(B, H, L, S) + mask
     weights = F.dropout(F.softmax(scores.view(B * H, L, S), -1), 0.1, False)
     return torch.bmm(weights, v).view(B, H, L, E).transpose(1, 2).reshape(B, L, H * E)
@@ -34,7 +36,7 @@ def in_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tens
 def with_alibi(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, alibi: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """As BLOOM's: the bias is added by the product, and the softmax is of float32."""
+    """Return attention as in BLOOM: the product adds the bias, and the softmax is in float32."""
     scores = alibi.baddbmm(batch1=q, batch2=k, beta=1.0, alpha=0.25).view(B, H, L, S) + mask
     weights = F.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
     return torch.bmm(weights.view(B * H, L, S), v)
@@ -178,7 +180,7 @@ def test_exact_numerics_keep_it_written_out() -> None:
 
 
 def with_sinks(scores: torch.Tensor, sinks: torch.Tensor, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """As GPT-OSS's."""
+    """Return attention with sinks as in GPT-OSS."""
     joined = torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(B, -1, L, -1)], dim=-1)
     joined = joined - joined.max(dim=-1, keepdim=True).values
     shares = F.softmax(joined, dim=-1, dtype=joined.dtype)

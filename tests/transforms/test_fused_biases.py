@@ -1,4 +1,4 @@
-"""Rows that are added to linear layers without a bias become their biases."""
+"""Rows added to linear layers without a bias become their biases."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ APART = {
 
 
 def run(function: Callable) -> list[str]:
-    """Return the stages of a program that is compared with eager, at two sizes, with its gradients."""
+    """Return the stages of a program, after comparing it with eager at two sizes, with gradients."""
     jitted = forge.jit(function, cache=False)
     for batch in (3, 4):
         inputs = [torch.randn(*size, requires_grad=True) for size in ((batch, 5, 6), (7, 6), (7,))]

@@ -44,7 +44,7 @@ def prim_ids(trace: Trace) -> list[str]:
 
 
 def gradients(function: Callable, *inputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of the inputs that require one, through the public path."""
+    """Return the gradients of the inputs that require one, through the public path."""
     out = Direct(function, ["torch"])(*inputs)
     flowing = [leaf for leaf in (out if isinstance(out, tuple) else (out,)) if leaf.requires_grad]
     wanted = [leaf for leaf in inputs if leaf.requires_grad]

@@ -1,4 +1,4 @@
-"""Keys and values that are repeated for groups of queries are given to attention as they are."""
+"""Keys and values repeated for groups of queries are passed to attention without the repetition."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,14 +24,14 @@ def qkv(batch: int = 2, length: int = 6) -> list[torch.Tensor]:
 
 
 def repeat_kv(x: torch.Tensor) -> torch.Tensor:
-    """As transformers writes it."""
+    """Repeat keys or values as in transformers."""
     batch, heads, length, width = x.shape
     x = x[:, :, None, :, :].expand(batch, heads, TIMES, length, width)
     return x.reshape(batch, heads * TIMES, length, width)
 
 
 def positions_first(x: torch.Tensor) -> torch.Tensor:
-    """As Llama's own code writes it: heads and positions change places later."""
+    """Return attention as in Llama's own code: heads and positions are transposed later."""
     x = x.transpose(1, 2)
     batch, length, heads, width = x.shape
     x = x[:, :, :, None, :].expand(batch, length, heads, TIMES, width).reshape(batch, length, heads * TIMES, width)
@@ -167,7 +167,8 @@ def test_a_second_backward_is_eagers() -> None:
 @pytest.mark.parametrize("as_groups", [True, False])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_one_head_of_keys_and_values(as_groups: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Falcon's: torch would broadcast it in its composition, in float32. Here a kernel is said to take it."""
+    """The model is Falcon: torch would broadcast the head in its composition, in float32. The test pretends that a
+    kernel takes it."""
     monkeypatch.setattr(passes, "takes_broadcast", lambda given, requires_grad: (as_groups, not as_groups))
     shapes = [(2, 4, 6, 8), (batch, 1, 6, 8), (batch, 1, 6, 8)]
     given = attend_to_one_head([torch.randn(shape, requires_grad=True) for shape in shapes])

@@ -1,4 +1,4 @@
-"""Reductions over processes in the memory of their input: where nobody reads it again, and nowhere else."""
+"""Reductions over processes in the memory of their input, if nothing reads it again, and only then."""
 
 from collections.abc import Callable
 from typing import Any
@@ -97,7 +97,7 @@ def _of_a_value_read_before(x: Any, y: Any) -> Any:
 
 
 def _of_a_view(x: Any, y: Any) -> Any:
-    """It is not contiguous: the reduction copies it when it runs."""
+    """Reduce a view that is not contiguous: the reduction copies it at run time."""
     return _reduce(prims.permute(prims.exp(x), (1, 0)))
 
 

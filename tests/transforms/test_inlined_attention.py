@@ -15,7 +15,7 @@ WHOLE = "torch.nn.functional.multi_head_attention_forward"
 
 
 class Attends(nn.Module):
-    """An attention layer of torch, and what `options` of its call say."""
+    """An attention layer of torch, with `options` for its call."""
 
     def __init__(self, dropout: float = 0.0, **options: object) -> None:
         super().__init__()

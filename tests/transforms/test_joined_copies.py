@@ -1,4 +1,4 @@
-"""Writes to inputs as one call: where they join, where they do not, and that a joined one writes as they did."""
+"""Writes to inputs as one call: the cases in which they join, those in which they do not, and equal effects."""
 
 import copy
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def joined(function: Callable, *inputs: torch.Tensor, executors: Any = ("torch",
 
 
 def written(trace: Trace) -> list[str]:
-    """Each call by its name, a joined one with its targets."""
+    """Return each call by its name, a joined one with its targets."""
     return [
         f"copy {', '.join(target.name for target in bound.args[0])}"
         if bound.symbol is copies
@@ -40,7 +40,7 @@ def inputs(**dtypes: torch.dtype) -> list[torch.Tensor]:
 
 
 def assert_same_writes(trace: Trace, function: Callable, *given: torch.Tensor) -> None:
-    """Check that a trace leaves its inputs as the claimed one without joined copies does."""
+    """Check that a trace leaves its inputs in the same state as the claimed one without joined copies."""
     ours, theirs = [[each.clone() for each in given] for _ in range(2)]
     claimed, _ = claim(forge.trace(function, *given), resolve_executors(["torch"]))
     trace.python_callable()(*ours)

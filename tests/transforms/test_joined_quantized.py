@@ -37,7 +37,7 @@ for name, symbol in SYMBOLS.items():
 
 
 class Attention(nn.Module):
-    """Queries, keys and values, of which one has a bias; gates; a layer of their sum."""
+    """A module of queries, keys and values, one of which has a bias; gates; a layer of their sum."""
 
     def __init__(self, layers: int = 3) -> None:
         super().__init__()

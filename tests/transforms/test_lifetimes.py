@@ -1,4 +1,4 @@
-"""Values die at their last use."""
+"""The deletion of values after their last use."""
 
 import gc
 import weakref
@@ -16,7 +16,7 @@ from forge.transforms import delete_last_used
 
 
 def written(trace: Trace) -> list[str]:
-    """Each statement as 'neg' or 'del a, b'."""
+    """Return each statement as 'neg' or 'del a, b'."""
     return [
         f"del {', '.join(bound.inputs)}" if bound.symbol is DEL else bound.symbol.name for bound in trace.bound_symbols
     ]

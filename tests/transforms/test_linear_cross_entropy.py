@@ -1,4 +1,4 @@
-"""A head and its loss become one call however models write them, and not where the logits are needed otherwise."""
+"""A head and its loss become one call in all forms that models use, except if the logits are needed otherwise."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def arguments(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """hidden, weight, labels; some labels are ignored."""
+    """Return hidden, weight, labels; some labels are ignored."""
     hidden, weight = torch.randn(3, 10, 8), torch.randn(VOCABULARY, 8)
     labels = torch.randint(0, VOCABULARY, (3, 10))
     labels[0, :4] = -100
@@ -44,7 +44,7 @@ def found(jitted: Callable) -> int:
 
 
 def same(function: Function, *args: torch.Tensor, heads: int = 1, **options: object) -> Callable:
-    """The jitted function, which gives eager's outputs and gradients, with so many heads."""
+    """Return the jitted function, after comparing its outputs and gradients with eager's and its number of heads."""
     jitted = forge.jit(function, executors=["torch"], **options)
     actual, expected = jitted(*args), function(*args)
     torch.testing.assert_close(actual, expected)
@@ -66,13 +66,13 @@ def flat(logits: torch.Tensor, labels: torch.Tensor, **options: object) -> torch
 
 
 def gpt2(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The logits shift, and are copied."""
+    """Return the loss as in GPT-2: the logits shift, and are copied."""
     logits = F.linear(hidden, weight)
     return flat(logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous())
 
 
 def llama(hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """ForCausalLMLoss with num_items_in_batch: the labels shift, the sum is divided."""
+    """Return ForCausalLMLoss with num_items_in_batch: the labels shift, the sum is divided."""
     logits = F.linear(hidden, weight).float()
     shifted = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
     return flat(logits, shifted, ignore_index=-100, reduction="sum") / torch.tensor(17)

@@ -27,7 +27,7 @@ READS: dict[str, Read] = {
 
 
 def is_summed(jitted: Callable) -> bool:
-    """Return whether a backward has masked sums; it must not have others beside them."""
+    """Return whether a backward has masked sums, after checking that it has no other sums."""
     sums = [trace for trace in forge.last_backward_traces(jitted) if trace.stage == "sum_few_rows"]
     assert not any(map(adds_rows, (bound for trace in sums for bound in trace.bound_symbols)))
     return bool(sums)

@@ -1,4 +1,4 @@
-"""Masks that attention's kernels do not take are laid out in rows, once for all calls that share one."""
+"""Masks that attention kernels do not accept are laid out in rows, once for all calls that share one."""
 
 from collections.abc import Callable
 from functools import partial

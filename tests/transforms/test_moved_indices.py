@@ -1,4 +1,4 @@
-"""Index tensors of a CPU are moved to the device of what they index; the meta device stands in for a GPU."""
+"""Index tensors on a CPU are moved to the device of the indexed tensor; the meta device stands in for a GPU."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_indices_on_the_device_stay() -> None:
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_constant_has_no_name_of_a_result_that_is_a_view(freeze: bool) -> None:
-    """What the program returns as a view is made by its epilogue, which was named before the constant was."""
+    """The epilogue makes the returned view, and was named before the constant."""
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""Products and what follows them as one call. Who takes and measures them is tests/executors/test_products.py's."""
+"""Products fused with the calls that follow. Their claiming and timing is tested in
+tests/executors/test_products.py."""
 
 import torch
 
@@ -9,7 +10,7 @@ from forge.transforms.products import ProductSymbol
 
 
 def grouped(trace: Trace, views: tuple[str, ...] = ()) -> list[str]:
-    """Return the names of the calls once products have what follows them; a sum is fused."""
+    """Return the names of the calls after products are fused with those that follow; a sum is fused."""
     new = products(
         trace,
         is_product=lambda bound: bound.symbol.name == "matmul",

@@ -14,7 +14,7 @@ LAYERS = 4
 
 
 class Layer(nn.Module):
-    """A layer whose result is normalized before it is added, as Gemma2's."""
+    """A layer whose result is normalized before it is added, as in Gemma2."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def test_the_fewest_bytes_are_saved_by_a_chain_through_all_layers() -> None:
 
 
 class Normalized(nn.Module):
-    """Convolutions, each with a batch norm and a ReLU."""
+    """A network of convolutions, each with a batch norm and a ReLU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Normalized(nn.Module):
 
 @pytest.mark.parametrize("memory", ["balanced", "smallest"])
 def test_a_fused_batch_norm_is_computed_again_from_its_statistics(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where it is fused: of each layer, what the convolution gives is saved, and nothing else."""
+    """On a GPU, where it is fused, only the convolution's result of each layer is saved."""
     fused = Config.is_fused
     monkeypatch.setattr(
         Config, "is_fused", lambda config, bound: bound.symbol is native_batch_norm or fused(config, bound)
@@ -96,8 +96,8 @@ def test_a_batch_norm_that_is_not_fused_stays_whole() -> None:
 
 
 def test_a_call_is_computed_again_for_all_of_its_results_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its new running statistics are not read again, a batch norm is not: what follows is saved, which is there
-    anyway."""
+    """The batch norm's new running statistics are not read again, so it is not recomputed; the call after it saves its
+    result, which is kept anyway."""
     fused = Config.can_recompute
     monkeypatch.setattr(
         Config, "can_recompute", lambda config, bound: bound.symbol is native_batch_norm or fused(config, bound)

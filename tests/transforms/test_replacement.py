@@ -1,4 +1,4 @@
-"""rewrite: what a rule puts in the place of calls, and how the rest of the program follows."""
+"""The rewriting of calls by rules, and the update of the rest of the program."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from forge.transforms import rewrite
 
 
 def without(name: str) -> Any:
-    """A transform that drops the calls of a symbol."""
+    """Return a transform that drops the calls of a symbol."""
     return lambda trace: rewrite(trace, "dropped", lambda call: call.args[0] if call.symbol.name == name else None)
 
 

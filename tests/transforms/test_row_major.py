@@ -1,4 +1,4 @@
-"""Hidden states that start as a transposed image are laid out in rows, and nobody sees it from outside."""
+"""Hidden states that start as a transposed image are laid out in rows, which is not observable from outside."""
 
 import copy
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def laid_out(jitted: Callable) -> bool:
 
 
 def layouts(jitted: Callable) -> int:
-    """Return how many values the pass laid out."""
+    """Return the number of values that the pass laid out."""
     (stage,) = [trace for trace in forge.last_traces(jitted) if trace.stage == "row_major"]
     return sum(bound.symbol is torchlang.contiguous for bound in stage.bound_symbols)
 

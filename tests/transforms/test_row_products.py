@@ -1,4 +1,4 @@
-"""Linear layers of few rows are sums in regions."""
+"""Linear layers of few rows become sums in regions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU her
 
 
 class Block(nn.Module):
-    """A gated layer with a norm before it, as language models have."""
+    """A gated layer after a norm, as in language models."""
 
     def __init__(self, dtype: torch.dtype = torch.float32, bias: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Gradients of an embedding's rows are added where the rest of the weight's gradient lies."""
+"""Gradients of an embedding's rows are added in place to the rest of the weight's gradient."""
 
 import copy
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import forge
 
 
 class Tied(nn.Module):
-    """An encoder, a decoder and a head of one weight; `penalty` is a term that every element has."""
+    """An encoder, a decoder and a head with one weight; `penalty` is a term of every element."""
 
     def __init__(self, *, penalty: bool = False, dtype: torch.dtype = torch.float32, **options: Any) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Tied(nn.Module):
 
 
 class Twice(nn.Module):
-    """An embedding that is called twice and is no head."""
+    """An embedding that is called twice and is not a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Twice(nn.Module):
 
 
 class Alone(nn.Module):
-    """An embedding that is called once, and a head whose gradient is summed with no rows."""
+    """An embedding that is called once, and a head whose gradient is not summed with rows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A scatter into zeros writes to their memory, each to its own."""
+"""A scatter into zeros writes to their memory in place, each to its own."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The loss of large scores on a CPU keeps no softmax in memory."""
+"""The loss of large scores on a CPU, which keeps no softmax in memory."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ def scores_and_targets(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_near_those_of_float64(case: str, dtype: torch.dtype) -> None:
-    """They are nearer than eager's, or as near but for a few roundings."""
+    """They are nearer than eager's, or as near up to a few roundings."""
     torch.manual_seed(0)
     shape, target, options = CASES[case]
     x, y = scores_and_targets(shape, target, dtype, options.get("ignore_index", -100))

@@ -1,4 +1,4 @@
-"""Splitting a joint program into forward and backward."""
+"""The split of a joint program into forward and backward."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from forge.transforms.split import recompute
 
 
 def trained(function: Callable, *inputs: torch.Tensor) -> tuple[CompileReport, tuple]:
-    """The function compiled for training, and the gradients of its inputs."""
+    """Return the function compiled for training, and the gradients of its inputs."""
     direct = Direct(function, ["torch"])
     leaves = [value.detach().requires_grad_() if value.is_floating_point() else value for value in inputs]
     out = direct(*leaves)
@@ -30,7 +30,7 @@ def stage(compiled: CompileReport, name: str) -> Trace:
 
 
 def saved(compiled: CompileReport) -> list[str]:
-    """The names of the tensors that the forward saves."""
+    """Return the names of the tensors that the forward saves."""
     return [proxy.name for proxy in stage(compiled, "split").output[1]]
 
 

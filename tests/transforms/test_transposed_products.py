@@ -65,7 +65,7 @@ def gradient_trace(function: Callable, *args: torch.Tensor) -> Trace:
 
 
 def makers_of(trace: Trace, name: str) -> set[BoundSymbol]:
-    """Return the prims between products and a value: those that make it, which are not products themselves."""
+    """Return the prims between products and a value, which make the value and are not products themselves."""
     maker = Makers(trace).prim(name)
     if maker is None or maker.symbol in PRODUCTS:
         return set()
@@ -104,7 +104,7 @@ def test_a_conversion_after_the_transposition_comes_after_the_product() -> None:
 
 @pytest.mark.parametrize("case", ["mm", "linear", "addmm", "grouped_mm"])
 def test_the_gradient_of_a_weight_in_columns_lies_in_columns(case: str) -> None:
-    """A transposed weight in columns is a contiguous operand: its gradient is a contiguous product, transposed."""
+    """A transposed column-major weight is a contiguous operand: its gradient is a contiguous product, transposed."""
     function, x, w = CASES[case]
     in_columns = torch.randn((*w[:-2], w[-1], w[-2]), device="meta").mT.requires_grad_()
     assert transposes(function, leaf(x), in_columns)
@@ -145,7 +145,7 @@ ROUNDED = ["batches: broadcast", "batches: tensordot"]
 @pytest.mark.parametrize("in_columns", [False, True])
 @pytest.mark.parametrize("case", [*CASES, *(f"batches: {name}" for name in BATCHES)])
 def test_gradients_are_eagers(case: str, in_columns: bool, dtype: torch.dtype) -> None:
-    """In all bits, at sizes of which a BLAS rounds one order of operands otherwise than the other."""
+    """They are bitwise equal, at sizes for which a BLAS rounds differently with swapped operands."""
     function, x, w = BATCHES[case.removeprefix("batches: ")] if case.startswith("batches") else CASES[case]
     if "grouped" in case and dtype == torch.float64:
         pytest.skip("torch has no grouped product of float64")

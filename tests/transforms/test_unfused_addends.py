@@ -1,5 +1,5 @@
-"""Broadcast tensors that are added to products and convolutions are added in the region that follows, and nothing else
-is."""
+"""Broadcast tensors that are added to products and convolutions are added in the following region, and no others
+are."""
 
 from collections.abc import Callable
 from functools import partial

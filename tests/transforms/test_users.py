@@ -1,4 +1,4 @@
-"""Transforms of a user's that give a trace that cannot run, or raise: errors that name the transform and the call."""
+"""Users' transforms that return a trace that cannot run, or raise: errors name the transform and the call."""
 
 from collections.abc import Callable
 from typing import Any

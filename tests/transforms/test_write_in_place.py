@@ -1,4 +1,4 @@
-"""A part of an input that changes is written where it lies; the input is not copied."""
+"""A changed part of an input is written in place; the input is not copied."""
 
 from collections.abc import Callable
 from typing import Any

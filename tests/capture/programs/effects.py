@@ -433,7 +433,7 @@ def data_of_a_parameter_changed_through_a_detached_view(jit):
 
 
 def _versions(jit, run, *tensors):
-    """Results, and how often each tensor was changed as autograd sees it, with a gradient that reads them."""
+    """Return results, and the version counters of tensors, with a gradient that reads them."""
     before = [each._version for each in tensors]
     loss = sum((each * each).sum() for each in tensors if each.requires_grad)
     results = jit(run)(*tensors)

@@ -1,4 +1,4 @@
-"""Exceptions: those that a program raises, and those that it catches itself."""
+"""Exceptions that a program raises, and those that it catches itself."""
 
 import torch
 import torch.nn.functional as F
@@ -174,7 +174,7 @@ def a_result_that_needs_no_save_changed(jit):
 
 
 def tries(function, exception):
-    """A program that catches what `function` raises."""
+    """Return a program that catches the exception that `function` raises."""
 
     def run(x):
         try:
@@ -210,7 +210,7 @@ def sizes_of_a_split_that_do_not_fit_are_caught(jit):
 
 
 class SameTwice(torch.autograd.Function):
-    """Two results that are one tensor, which Dynamo cannot capture."""
+    """A pair of results that are one tensor, which Dynamo cannot capture."""
 
     @staticmethod
     def forward(ctx, x):

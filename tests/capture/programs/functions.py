@@ -1,4 +1,4 @@
-"""torch.autograd.Function in a program: what its two bodies do to memory, numbers, modes and ctx."""
+"""Uses of torch.autograd.Function in a program: the effects of its two bodies on memory, numbers, modes and ctx."""
 
 import torch
 from capture.programs.table import no_jit, program
@@ -307,7 +307,7 @@ class Once(Function):
 
 
 class Clipped(Function):
-    """Changes its input without a word to autograd."""
+    """A function that changes its input without mark_dirty."""
 
     @staticmethod
     def forward(ctx, x, memory):
@@ -719,7 +719,7 @@ def a_complex_function(jit):
 
 
 class Tripled(torch.autograd.Function):
-    """x * x, of which it says that its gradient is 3 * x."""
+    """The function x * x with a declared gradient of 3 * x."""
 
     @staticmethod
     def forward(x):

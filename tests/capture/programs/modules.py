@@ -12,7 +12,7 @@ def leaf(*shape):
 
 
 def trained(run, *inputs):
-    """A call's result and the gradients of its inputs."""
+    """Return a call's result and the gradients of its inputs."""
     result = run(*inputs)
     result.float().square().sum().backward()
     return result, [x.grad for x in inputs]

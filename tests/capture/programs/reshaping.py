@@ -130,7 +130,8 @@ def a_transpose_in_place_in_a_checkpointed_block(jit):
 
 @program
 def a_loss_of_an_image_with_channels_last_that_is_upsampled(jit):
-    """On a GPU torch's kernel keeps the layout of few channels, which torch says of fake tensors is row-major."""
+    """On a GPU, torch's kernel keeps the layout of images with few channels, although its fake tensors are
+    row-major."""
     labels = torch.randint(3, (2, 8, 8))
 
     def run(x):

@@ -1,4 +1,4 @@
-"""The table of programs, and what of a program's run is compared with eager."""
+"""The table of programs, and the comparison of their runs with eager."""
 
 import copy
 from collections.abc import Callable
@@ -13,8 +13,8 @@ import forge
 
 @dataclass(frozen=True)
 class Program:
-    """`run(jit)` makes its own inputs, calls what `jit` returns for its functions and modules, and returns all that
-    a user can see of it. With `eager`, forge may run graphs of it in eager, with a warning that matches."""
+    """A program. `run(jit)` makes its own inputs, applies `jit` to its functions and modules, calls them, and returns
+    everything that a user can observe. With `eager`, forge may run graphs of it in eager, with a matching warning."""
 
     run: Callable[[Callable], Any]
     eager: str | None = None
@@ -24,7 +24,7 @@ PROGRAMS: dict[str, Program] = {}
 
 
 def program(function: Callable | None = None, *, eager: str | None = None) -> Callable:
-    """Adds a program to the table, under its function's name."""
+    """Add a program to the table, under its function's name."""
 
     def add(function: Callable) -> Callable:
         assert function.__name__ not in PROGRAMS, f"two programs are called {function.__name__}"
@@ -35,7 +35,7 @@ def program(function: Callable | None = None, *, eager: str | None = None) -> Ca
 
 
 class Jit:
-    """forge.jit that remembers what it made; with keyword arguments, those options."""
+    """A forge.jit that remembers the objects it made; with keyword arguments, with those options."""
 
     def __init__(self) -> None:
         self.made: list[Any] = []
@@ -49,7 +49,7 @@ class Jit:
 
     @property
     def eager(self) -> list[str]:
-        """Why graphs ran in eager."""
+        """The reasons why graphs ran in eager."""
         return [reason for jitted in self.made for reason in forge.explain(jitted).eager]
 
 
@@ -59,7 +59,7 @@ def no_jit(target: Any = None, **options: Any) -> Any:
 
 
 def observed(run: Callable[[Callable], Any], jit: Callable) -> dict[str, Any]:
-    """Return all that can be seen of a run: result or exception, shared memory, RNG and grad mode afterwards."""
+    """Return everything observable of a run: result or exception, shared memory, RNG and grad mode afterwards."""
     torch.manual_seed(0)
     try:
         result, error = run(jit), None
@@ -102,7 +102,7 @@ def _described(result: Any) -> Any:
 
 
 def differences(actual: Any, expected: Any, path: str = "") -> list[str]:
-    """Where two observations differ, a line each."""
+    """Return the differences between two observations, one per line."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         return [line for key in expected for line in differences(actual[key], expected[key], f"{path}.{key}")]
     if isinstance(expected, (list, tuple)) and isinstance(actual, (list, tuple)) and len(actual) == len(expected):

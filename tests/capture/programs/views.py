@@ -1,4 +1,4 @@
-"""Views by every function that makes some, changed in place on either side, and results that share memory."""
+"""Views by every function that makes them, changed in place on either side, and results that share memory."""
 
 import torch
 import torch.nn.functional as F
@@ -120,7 +120,7 @@ _EAGER = {"as_strided_changed_through": "may show memory around it"}  # an input
 
 def _add(name, shape, view):
     def shown(jit):
-        """A view of an input, and a view of a value beside the value."""
+        """Return a view of an input, a value, and a view of the value."""
 
         def run(x):
             y = x * 2
@@ -130,7 +130,7 @@ def _add(name, shape, view):
         return x, jit(run)(x)
 
     def changed_after(jit):
-        """The value is changed after the view was made."""
+        """Change the value after the view is made."""
 
         def run(x):
             y = x * 2
@@ -141,7 +141,7 @@ def _add(name, shape, view):
         return jit(run)(torch.randn(shape))
 
     def changed_through(jit):
-        """The value is changed through the view, and so is an input."""
+        """Change the value, and with it an input, through the view."""
 
         def run(x):
             y = x * 2
@@ -153,7 +153,7 @@ def _add(name, shape, view):
         return jit(run)(x), x
 
     def in_training(jit):
-        """Gradients through a change through the view."""
+        """Compute gradients through a change made through the view."""
 
         def run(x):
             y = x * 2

@@ -1,4 +1,4 @@
-"""Kernels' own fixtures: a cache for every test, and one process that verifies."""
+"""Fixtures of the kernels' tests: a cache for every test, and one process that verifies."""
 
 from tests.hub.conftest import (
     _needs_extra,

@@ -1,4 +1,4 @@
-"""Kernels that overwrite what they are given, and kernels that are right for some values alone."""
+"""Kernels that overwrite their arguments, and kernels that are correct for some values only."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """As Liger's: the gradients are written over what was saved."""
+    """Overwrite the saved tensors with the gradients, like Liger's kernel."""
     s = torch.sigmoid(gate)
     of_up = grad * gate * s
     gate.copy_(grad.mul_(up) * (s + gate * s * (1 - s)))
@@ -89,7 +89,7 @@ def test_a_manifest_that_mutates_what_there_is_not_says_so() -> None:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The reference, with a number for each place."""
+    """Return the reference, with one number per position."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 

@@ -1,4 +1,4 @@
-"""The kernels that come with forge: when they are looked for, trusted and chosen."""
+"""The kernels that come with forge: when they are found, trusted and selected."""
 
 import importlib.util
 import json
@@ -33,14 +33,14 @@ def silu(input: torch.Tensor) -> torch.Tensor:
 
 
 def threshold(**options: object) -> Kernel:
-    """A kernel that is faster for 100 elements or more."""
+    """Return a kernel that is faster for 100 elements or more."""
     return forge.kernel(
         F.silu, silu, name="large", dtypes=[torch.float32], grad="composite", faster="input.numel >= 100", **options
     )
 
 
 def chosen(jitted: object, rows: int) -> tuple[str, tuple]:
-    """Who ran the call for that many elements, and who declined it why."""
+    """Return the executor of the call for that many elements, and the reasons of those that declined it."""
     jitted(torch.randn(rows))
     (row,) = [row for row in forge.explain(jitted).rows if "silu" in row.operation]
     return row.executor, row.declined

@@ -27,7 +27,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """RMSNorm as Llama writes it."""
+    """Return RMSNorm as written in Llama."""
     wide = x.float()
     return w * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
@@ -50,7 +50,8 @@ def rms_backward(
 
 
 def trained(kernel: Any) -> Any:
-    """The explanation of a norm that is run and differentiated with one kernel, results as eager's."""
+    """Return the explanation of a norm that is run and differentiated with one kernel, after comparing it with
+    eager."""
     x, w = torch.randn(3, 5, 8, requires_grad=True), torch.randn(8, requires_grad=True)
     return run(norm, x, w, by=forge.executors.hubex.kernel_executor([kernel]))
 

@@ -67,7 +67,7 @@ _numbers = itertools.count()
 class Operator:
     """A repository that defines one operator with one kernel called `fast`.
 
-    schema: without the name. entry: fields of the kernel. name: the operator's, a new one unless given.
+    schema: without the name. entry: fields of the kernel. name: the operator's, by default a new one.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Operator:
 
 @pytest.fixture
 def operator(tmp_path: Path) -> Callable[..., Operator]:
-    """Writes a repository; `gathered=False` leaves it at that."""
+    """Return a function that writes a repository, and loads it unless `gathered=False`."""
 
     def make(*, gathered: bool = True, **options: Any) -> Operator:
         made = Operator(tmp_path, **options)
@@ -715,7 +715,7 @@ def test_the_operator_is_for_the_process_and_kernels_for_the_jit(operator: Calla
 
 
 def custom(name: str, *, fake: bool = True, gradient: bool = True) -> Any:
-    """torch.library.custom_op as its users write it: x * y + 1."""
+    """Return a torch.library.custom_op as users write it: x * y + 1."""
 
     def numpy(x: torch.Tensor, y: torch.Tensor, n: int = 1) -> torch.Tensor:
         return torch.from_numpy(x.detach().numpy() * y.detach().numpy() + n)

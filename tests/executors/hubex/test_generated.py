@@ -1,4 +1,4 @@
-"""A claimed kernel in the generated code: its own call, among torch's calls alone."""
+"""Generated code of a claimed kernel: its own call, among torch's calls."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""forge.kernels: what there is, and whether it may be used."""
+"""The listing forge.kernels: the existing kernels, and whether they may be used."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_process() -> Iterator[None]:
-    """No kernels, where a GPU has those that come with forge; afterwards those of the process are as before."""
+    """Start without kernels, even if a GPU has those that come with forge; restore those of the process afterwards."""
     with process_restored():
         hubex._kernels = []
         hubex.add([])
@@ -147,7 +147,7 @@ class _Own(nn.Module):
 
 
 def _with_layers(folder: Path) -> Path:
-    """A repository without a manifest, whose __init__ must not run to be listed."""
+    """Write a repository without a manifest, whose __init__ must not run for the listing, and return its folder."""
     raising = "from . import layers\nraise RuntimeError('imported')\n"
     return write(folder, kernel({"layers.py": LAYERS, "__init__.py": raising}))
 

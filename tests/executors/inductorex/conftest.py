@@ -1,5 +1,5 @@
-"""Tests of artifacts need a C++ compiler; a process of tests has a cache of its own, a test its own artifacts and
-programs on disk."""
+"""Fixtures of the artifacts' tests, which need a C++ compiler: each test process has its own cache, each test its own
+artifacts and programs on disk."""
 
 import shutil
 from collections.abc import Iterator

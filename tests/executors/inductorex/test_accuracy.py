@@ -1,4 +1,4 @@
-"""Elementwise functions in a region on a CPU whose digits near 0 Inductor has wrong."""
+"""Elementwise functions in a region on a CPU for which Inductor is inaccurate near 0."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def all_of(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def largest_error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the largest relative error, of results that are numbers other than 0."""
+    """Return the largest relative error of finite, nonzero results."""
     errors = ((found.double() - exact) / exact).abs()
     return errors[exact.isfinite() & (exact != 0)].max().item()
 

@@ -1,4 +1,4 @@
-"""Modules that Inductor generated, shortened where their kernels are built already."""
+"""Modules that Inductor generated, shortened if their kernels are already built."""
 
 import json
 from pathlib import Path

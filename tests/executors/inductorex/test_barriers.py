@@ -1,4 +1,4 @@
-"""Kernels that read what they have written have a barrier in between."""
+"""Kernels that read their own writes have a barrier in between."""
 
 import pytest
 import torch

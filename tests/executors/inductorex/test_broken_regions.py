@@ -1,5 +1,5 @@
-"""Regions of Inductor's, in the default configuration, that fail when they are compiled or when they run: torch runs
-their calls from then on."""
+"""Inductor regions that fail to compile or to run, in the default configuration: torch runs their calls from then
+on."""
 
 import linecache
 import logging
@@ -45,7 +45,7 @@ class Attending(Net):
 
 
 def broken(boxed: list[Any]) -> list[torch.Tensor]:
-    """Fail as a generated function that reads a size which it does not define."""
+    """Fail like a generated function that reads an undefined size."""
     boxed.clear()
     raise NameError("name 's18' is not defined")
 
@@ -69,7 +69,7 @@ class Squared(torch.autograd.Function):
 
 
 class Products(Net):
-    """Its backward alone has regions."""
+    """A module only whose backward has regions."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return Squared.apply(self.first.weight) @ x
@@ -77,7 +77,7 @@ class Products(Net):
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Inductor compiles nothing; how often it was asked."""
+    """Make Inductor compile nothing, and return the counter of its calls."""
     asked: list[int] = []
 
     def fail(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> None:
@@ -140,7 +140,7 @@ def test_forward_and_backward_go_on(sizes: tuple[int, ...]) -> None:
 
 
 def regions(jitted: Any) -> list[str]:
-    """The regions that failed."""
+    """Return the regions that failed."""
     compiled = [
         claim for each in forge.explain(jitted)._still_there() for claim in (*each.claims, *each.backward_claims)
     ]
@@ -206,7 +206,7 @@ def test_what_inductor_is_known_not_to_compile_is_declined(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smaller ones run on."""
+    """The smaller regions still run compiled."""
     monkeypatch.setattr(out_of_process._Queue, "put", lambda queue, job: None)
     monkeypatch.setattr(
         out_of_process._Job, "result", lambda job: decline("the region could not be compiled: RuntimeError: boom")
@@ -222,7 +222,7 @@ def test_larger_regions_that_cannot_be_compiled(strict: bool, monkeypatch: pytes
 
 @pytest.mark.skipif(TORCH < (2, 13), reason="before torch 2.13, Inductor's file names each length by its own symbol")
 def test_a_file_that_inductor_generated_and_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads the symbol of one length by the name of another, to which that turned out to be equal."""
+    """The file reads the symbol of one length by the name of another, which turned out to be equal."""
     monkeypatch.setattr(aten_graph, "_canonical_size", lambda value: value)
 
     def met(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:

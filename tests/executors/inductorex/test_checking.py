@@ -1,4 +1,4 @@
-"""forge.jit(check="regions"): torch runs the regions, and the promises at their edges are checked."""
+"""Checks of forge.jit(check="regions"): torch runs the regions, and the promises at their edges are verified."""
 
 import ctypes
 import math
@@ -241,7 +241,7 @@ def test_a_promise_prints_what_differs():
 
 @pytest.mark.slow
 def test_a_program_that_makes_warnings_errors_compiles() -> None:
-    """Torch's modules, which are imported when a region is first asked for, use what torch deprecates."""
+    """Torch's modules, imported when the first region is requested, use deprecated parts of torch."""
     program = """
 import warnings
 import torch, forge

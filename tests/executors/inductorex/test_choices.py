@@ -88,7 +88,7 @@ def test_a_product_with_blocks_of_its_own_is_the_product(
 
 @pytest.mark.parametrize(("rows", "added", "few"), [(169, 2401, True), (1000, 2401, False), (600, 2401, True)])
 def test_many_values_are_added_to_few_by_torch(rows: int, added: int, few: bool) -> None:
-    """The gradient of a table of positions, on a GPU; the meta device stands in for it."""
+    """This is the gradient of a table of positions on a GPU; the meta device stands in for it."""
 
     def add(table: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         return table.index_put((index,), values, accumulate=True)
@@ -119,7 +119,7 @@ def test_a_region_keeps_its_scatters_into_zeros() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_torch_scatters_sums_of_half_precision(dtype: torch.dtype) -> None:
-    """On a GPU, for which the meta device stands in."""
+    """The meta device stands in for a GPU."""
     x, index = torch.empty(4, 30, device="meta", dtype=dtype), torch.empty(4, 20, dtype=torch.long, device="meta")
     reads = {
         "sum": lambda x, index: x.scatter_add(1, index, x),

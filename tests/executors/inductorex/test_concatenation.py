@@ -1,6 +1,6 @@
-"""A concatenation that a region returns is written part by part where its parts read the same memory.
+"""A concatenation that a region returns is written part by part if its parts read the same memory.
 
-Inductor does so on a CPU anyway: here it is told to do as it does on a GPU.
+Inductor does so on a CPU anyway: here it is configured as for a GPU.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 @pytest.fixture
 def whole(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the numbers of parts of the concatenations that are computed as a whole."""
+    """Return the numbers of parts of the concatenations that are computed as one kernel."""
     seen: list[int] = []
 
     def count(inputs: Any, dim: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""The code that Inductor generates for each dtype at lengths beyond a vector's, which OpInfos' samples do not reach."""
+"""Inductor's code for each dtype at lengths beyond one vector, which the samples of OpInfos do not reach."""
 
 from collections.abc import Callable
 

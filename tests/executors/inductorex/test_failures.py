@@ -1,4 +1,4 @@
-"""Failures of Inductor, after which torch runs: threads, forks, caches that cannot be written, dying compilers."""
+"""Failures of Inductor, after which torch runs the calls: threads, forks, unwritable caches, dying compilers."""
 
 import logging
 import os
@@ -40,7 +40,8 @@ def third_curve(x: torch.Tensor) -> torch.Tensor:
 
 
 def check(function: Callable, *, fuses: bool) -> Callable:
-    """Jits and calls the function, forward and backward: the result is eager's, and as many regions run as expected."""
+    """Jit and call the function, forward and backward: compare the result with eager, and the number of regions with
+    `fuses`."""
     jitted = forge.jit(function, executors=EXECUTORS)
     x, same = (torch.linspace(-1, 1, 12, requires_grad=True) for _ in range(2))
     expected, result = function(same), jitted(x)
@@ -53,7 +54,7 @@ def check(function: Callable, *, fuses: bool) -> Callable:
 
 
 def why_not(jitted: Callable) -> str:
-    """Why the first call of the program is in no region."""
+    """Return the reason why the first call of the program is in no region."""
     return next(reason for name, reason in handle_of(jitted).reports[-1].claims[0].declined if name == "inductor")
 
 
@@ -162,7 +163,7 @@ def test_a_compiler_that_is_killed_leaves_its_regions_to_torch(
 def test_what_fails_deletes_empty_files_of_inductors_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: pytest.LogCaptureFixture
 ) -> None:
-    """Inductor reads them again in every later process. Locks are empty, and so is what is about to be written."""
+    """Inductor reads them again in every later process. Locks, and files about to be written, are empty, too."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     files = [tmp_path / name for name in ("old.py", "old.main.so", "old.lock", "new.py", "full.py")]
     for file in files:
@@ -201,8 +202,8 @@ def notices(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtu
 
 
 def settings_of(monkeypatch: pytest.MonkeyPatch, fails: Callable[[dict[str, object]], None]) -> list[dict[str, object]]:
-    """Return the list of Inductor's settings by which regions are compiled from now on, as on a GPU; `fails` may raise
-    for them."""
+    """Return the list of Inductor's settings for the regions compiled from now on, as on a GPU; `fails` may raise for
+    them."""
     compile_graph, seen = lower.compile_graph, list[dict[str, object]]()
 
     def compile_with(*args: Any, settings: dict[str, object], **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Interpolation of images is in regions, with what comes before and after it."""
+"""Interpolations of images are fused with the surrounding calls."""
 
 from functools import partial
 from typing import Any
@@ -102,7 +102,7 @@ def test_bicubic_kernels_of_a_cpu_are_torchs(device: str) -> None:
 
 @pytest.mark.parametrize(("mode", "dtype"), [("bilinear", torch.uint8), ("bicubic", torch.float32)])
 def test_images_of_symbolic_sizes_are_torchs(mode: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's Python dispatcher decomposes operators where sizes are symbolic: they are left to torch all the same."""
+    """torch's Python dispatcher decomposes operators with symbolic sizes; they are left to torch nevertheless."""
     monkeypatch.delenv("FORGE_CHECK", raising=False)
 
     def resize(x: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_images_of_integers_are_torchs() -> None:
 def test_images_are_written_once(
     memory_format: torch.memory_format, dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither is an image in channels-last copied to its strides after it was written in others."""
+    """Nor is a channels-last image copied to its strides after it was written in others."""
     monkeypatch.delenv("FORGE_CHECK", raising=False)
     graphs = _compiled_graphs(monkeypatch)
     images = [torch.randn(2, 16, n, n).to(memory_format=memory_format) for n in (4, 8)]

@@ -18,7 +18,7 @@ from forge.executors.inductorex import isa_probe
 
 @pytest.fixture
 def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Of each time that somebody asks, whether the thread does; with an empty cache of Inductor's."""
+    """Yield the list of whether the probe's thread asked, for each request, with an empty cache of Inductor's."""
     asked: list[bool] = []
     pick = cpu_vec_isa.pick_vec_isa
 
@@ -89,7 +89,7 @@ def test_who_compiles_asks_where_no_thread_can_be_started(asking: list[bool], mo
 
 @pytest.fixture
 def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The codes of which Inductor itself looks whether they can be loaded, in a cache of their own."""
+    """Return the codes that Inductor itself tries to load, in a separate cache."""
     codes: list[str] = []
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda isa, code: codes.append(code) or code == "works")

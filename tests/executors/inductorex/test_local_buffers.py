@@ -1,4 +1,4 @@
-"""Values that Inductor's C++ kernels keep in local buffers, with loops around them that are tiled."""
+"""Values that Inductor's C++ kernels keep in local buffers inside tiled loops."""
 
 from collections.abc import Callable
 

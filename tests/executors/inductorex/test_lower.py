@@ -32,7 +32,7 @@ def fused(jitted: Callable) -> int:
 
 
 def assert_as_eager(jitted: Callable, function: Callable, *inputs: torch.Tensor) -> None:
-    """Result and gradients."""
+    """Compare the result and the gradients with eager's."""
     ours = [x.detach().clone().requires_grad_() for x in inputs]
     theirs = [x.detach().clone().requires_grad_() for x in inputs]
     found, expected = jitted(*ours), function(*theirs)
@@ -92,7 +92,7 @@ WITHOUT_DIMS = {
 @pytest.mark.parametrize("name", WITHOUT_DIMS)
 @pytest.mark.one_in(2)
 def test_regions_beside_an_index_that_is_a_tensor_without_dims(name: str) -> None:
-    """Its value is a symbol where layouts are computed, which is not one of the regions'."""
+    """Its value is a symbol when layouts are computed, which is not a symbol of the regions."""
     function = WITHOUT_DIMS[name]
     jitted = forge.jit(function, executors=EXECUTORS)
     x, i, j = torch.randn(4, 5, 3), torch.tensor(1), torch.tensor(2)
@@ -129,7 +129,7 @@ def test_expressions_of_lengths_are_computed_in_regions(name: str) -> None:
 )
 @pytest.mark.one_in(2)
 def test_a_float_that_differs_from_run_to_run_is_in_no_region(function: Callable, caplog: Any) -> None:
-    """Inductor's C++ would name it and not declare it."""
+    """Inductor's C++ would use it without declaring it."""
     jitted = forge.jit(function, executors=EXECUTORS, dynamic=True)
     for number in (0.5, 1.25, 3.0):
         x = torch.rand(3, 7) + 0.1
@@ -288,7 +288,7 @@ INDEXED: dict[str, Callable] = {
 @pytest.mark.parametrize("name", INDEXED)
 @pytest.mark.one_in(4)
 def test_an_index_out_of_range_is_refused_as_torch_does(name: str, index: int) -> None:
-    """Inductor's loops would end the process where threads share them, or count from the back."""
+    """Inductor's loops would abort the process if threads share them, or count from the end."""
     x, i = torch.randn(64, 64, generator=torch.manual_seed(0)), torch.arange(64).repeat(64, 1)
     jitted = forge.jit(INDEXED[name], executors=["inductor", "torch"])
     torch.testing.assert_close(jitted(x, i), INDEXED[name](x, i))
@@ -333,7 +333,7 @@ def test_an_operator_that_inductor_computes_otherwise_is_left_to_torch(name: str
 
 @pytest.mark.parametrize("operator", [torch.ops.aten.searchsorted.Tensor, torch.ops.aten.bucketize.Tensor])
 def test_a_search_is_in_a_region_where_inductor_finds_places_in_parts_of_tensors(operator: Any) -> None:
-    """Before 2.13, Inductor's kernel on a GPU searched from the start of the memory that the part lies in."""
+    """Before 2.13, Inductor's GPU kernel searched from the start of the part's memory."""
     assert operators._has_loops(operator) == (TORCH >= (2, 13))
 
 

@@ -1,4 +1,4 @@
-"""forge.jit(numerics="eager"): regions of half precision give what torch's functions give, bit for bit."""
+"""Half precision regions under forge.jit(numerics="eager") are bitwise equal to torch's functions."""
 
 import copy
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def inputs(dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def flow(function: Callable, given: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The result and the gradients."""
+    """Return the result and the gradients."""
     result = function(*given)
     gradient = torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype)
     return [result.detach(), *torch.autograd.grad(result, given, gradient, allow_unused=True)]
@@ -206,7 +206,7 @@ def test_fast_numerics_round_results_alone() -> None:
 
 @pytest.mark.skipif(not ROUNDS, reason="before torch 2.13, no region on a CPU rounds so")
 def test_an_artifact_that_rounds_is_another_one() -> None:
-    """One graph, which asks for roundings by itself where it converts there and back."""
+    """The graph is the same, but one artifact requests roundings for its conversions."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return ((x * 3 + 1) * x).bfloat16().float() * 2 + (x.bfloat16() * 1.1 + 0.5).float()

@@ -1,4 +1,4 @@
-"""Windows of pools that cover the whole image, or more of it than there is."""
+"""Pooling windows that cover the whole image, or extend beyond it."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,5 @@
-"""Programs with Inductor's regions: what would be silently wrong if a region took too much, or promised strides that it
-does not give."""
+"""Programs with Inductor's regions that would be silently wrong if a region took too much, or promised wrong
+strides."""
 
 import os
 import threading
@@ -43,7 +43,7 @@ def test_a_program_is_eagers_in_regions(name: str) -> None:
 
 
 def same(function: Any, *inputs: torch.Tensor, **options: Any) -> Any:
-    """Runs it fused and in eager, and compares results, strides and gradients."""
+    """Run it fused and in eager, and compare results, strides and gradients."""
     ours, theirs = ([x.detach().clone().requires_grad_(x.requires_grad) for x in inputs] for _ in range(2))
     jitted = forge.jit(function, **options)
     actual, expected = jitted(*ours), function(*theirs)
@@ -137,7 +137,7 @@ def test_the_environment_keeps_programs_unfused(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("cache", [False, True])
 def test_batched_gradients_are_torchs(cache: bool) -> None:
-    """No code but torch's own runs on what torch.autograd.grad(is_grads_batched=True) gives."""
+    """Only torch's own code runs on the results of torch.autograd.grad(is_grads_batched=True)."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return (torch.tanh(x @ x.mT).exp() * 2).sum(-1)

@@ -1,4 +1,4 @@
-"""A Triton kernel has one name and is compiled once, whichever regions it is in."""
+"""A Triton kernel has one name and is compiled once, in whichever regions it occurs."""
 
 import gc
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Kernel:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the texts of the kernels that Inductor's processes have compiled. One of them cannot be."""
+    """Return the texts of the kernels that Inductor's processes have compiled. One of them fails to compile."""
     texts: list[str] = []
 
     def compile(text: str) -> Kernel:

@@ -1,4 +1,4 @@
-"""An index expression of static lengths is simplified once in a process, a stride without the functions of lengths."""
+"""Index expressions of static lengths are simplified once per process, strides without the functions of lengths."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -35,40 +35,40 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 
 
 def heads(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """Keys as a decoder's cache takes them."""
+    """Return keys as a decoder's cache takes them."""
     keys = (x @ w).view(*x.shape[:2], 2, 4).transpose(1, 2)
     angles = torch.arange(x.shape[1])[:, None] * torch.ones(4)
     return keys * angles.cos() + rotated(keys) * angles.sin(), (x @ w).relu()
 
 
 def joined(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """The strides have the sum of two lengths."""
+    """Return a tensor with the sum of two lengths in its strides."""
     both = torch.cat((x @ w, x.flip(1) @ w, (x @ w)[:, :1]), 1).transpose(1, 2)
     return both * 2 + rotated(both.transpose(1, 2)).transpose(1, 2).sin(), both.tanh().sum(1)
 
 
 def halved(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """The strides have a quotient of a length."""
+    """Return a tensor with a quotient of a length in its strides."""
     half = x.shape[1] // 2
     part = (x @ w)[:, :half].reshape(x.shape[0], half, 2, 4).transpose(1, 2)
     return part.sin() + rotated(part), part.cos() * rotated(part)
 
 
 def flattened(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """The strides have the product of two lengths."""
+    """Return a tensor with the product of two lengths in its strides."""
     flat = (x @ w).reshape(-1, 2, 4).transpose(0, 1)
     return flat.sin() + rotated(flat), flat.transpose(0, 1).reshape(x.shape[0], -1).cos() + 1
 
 
 def pooled(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """An image whose height and width change."""
+    """Return an image whose height and width change."""
     image = (x @ w)[:, None].expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
     image = F.conv2d(image, torch.ones(4, 3, 3, 3) / 9, padding=1, stride=(2, 1))
     return F.avg_pool2d(image.relu() + 1, 2), image.sigmoid() * torch.cat((image[:, 2:], image[:, :2]), 1)
 
 
 def clipped(x: torch.Tensor, w: torch.Tensor) -> Tensors:
-    """Lengths are the larger and the smaller of others, as a sliding window's are."""
+    """Return tensors whose lengths are the maximum and minimum of others, like a sliding window's."""
     most, least = torch.sym_max(x.shape[1], 8), torch.sym_min(x.shape[1], torch.sym_min(x.shape[0] + 3, 10))
     window = torch.arange(most)[:, None] - torch.arange(least)
     return (window < 3).float().mul(2).t().cumsum(1) + 1, (x @ w)[:, -least:].sin().transpose(1, 2).mul(3)
@@ -84,7 +84,7 @@ def of(batch: int, length: int) -> Tensors:
 
 
 def assert_as_eager(jitted: Callable, function: Callable, given: Tensors, *, training: bool) -> None:
-    """Compares results, their strides, and gradients."""
+    """Compare results, their strides, and gradients."""
     ours, theirs = ([each.clone().requires_grad_(training) for each in given] for _ in range(2))
     results, expected = jitted(*ours), function(*theirs)
     for one, other in zip(results, expected, strict=True):
@@ -224,7 +224,7 @@ def test_lengths_that_turn_out_to_be_one_are_defined_in_a_region(
 
 
 class Decoder(nn.Module):
-    """A layer of a decoder whose cache is a result, as a model of transformers gives it."""
+    """A decoder layer that returns its cache, like a model of transformers."""
 
     def __init__(self) -> None:
         super().__init__()

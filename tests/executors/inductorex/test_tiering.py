@@ -26,7 +26,7 @@ TIMEOUT = 300.0
 
 
 class Chain(nn.Module):
-    """Products of 8 by 8 and curves between them."""
+    """A chain of 8-by-8 products with curves between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_attention_is_the_kernel_that_the_caller_allows() -> None:
 
 
 def regions_called(jitted: Callable) -> Callable[[], int]:
-    """Counts the calls of the last trace's first region."""
+    """Return a function that counts the calls of the last trace's first region."""
     count = 0
     (call,) = [
         bound.symbol.op for bound in forge.last_traces(jitted)[-1].bound_symbols if "fusion" in bound.symbol.name
@@ -349,7 +349,7 @@ def test_a_program_that_keeps_a_gpu_busy_longer_than_its_calls_take_is_not_small
 
 
 def hidden(width: int, layers: int, device: str) -> float | None:
-    """Return the seconds that a chain of products hides of its calls."""
+    """Return the seconds of its calls that a chain of products hides."""
 
     def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         for _ in range(layers):
@@ -371,7 +371,7 @@ def test_the_processor_decides_whether_a_gpu_waits() -> None:
 
 
 class Timed:
-    """A program whose calls take some seconds each, by the clock that tiering reads, and which is compiled again."""
+    """A program whose calls take some seconds each, by the clock of tiering, and which is compiled again."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float, *, idle: bool) -> None:
         self.now, self.seconds, self.calls = 0.0, seconds, 0

@@ -70,19 +70,19 @@ class Pictures(nn.Module):
 
 
 def exact(logits: torch.Tensor) -> torch.Tensor:
-    """In float32 at least."""
+    """Convert logits to float32 at least."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def texts(dtype: torch.dtype) -> Iterator[tuple]:
-    """Batches of text with a pattern to learn."""
+    """Yield batches of text with a pattern to learn."""
     while True:
         start = torch.randint(0, VOCABULARY, (4, 1))
         yield ((start + 3 * torch.arange(10)) % VOCABULARY,)
 
 
 def pictures(dtype: torch.dtype) -> Iterator[tuple]:
-    """Batches of pictures, each class with a mean of its own."""
+    """Yield batches of pictures, where each class has its own mean."""
     while True:
         target = torch.randint(0, 5, (6,))
         yield torch.randn(6, 3, 8, 8).add(target.view(-1, 1, 1, 1) / 2).to(dtype), target
@@ -139,7 +139,7 @@ def test_twenty_steps_follow_eagers_losses(name: str, precision: str) -> None:
 
 @pytest.mark.slow
 def test_a_training_in_float64_never_meets_the_artifacts_of_float32() -> None:
-    """One model, whose weights change their dtype: float64's losses agree to far more digits than float32 has."""
+    """One model changes the dtype of its weights: float64's losses agree to far more digits than float32 has."""
     ours, theirs = (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 1)) for _ in range(2))
     jitted = forge.jit(ours, executors=EXECUTORS)
     for dtype in (torch.float32, torch.float64, torch.float32):
@@ -170,7 +170,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", slow_except(NORMS, "batch norm"))
 @pytest.mark.one_in(4)
 def test_gradients_of_a_norm_in_half_precision_are_eagers(name: str, wide: bool) -> None:
-    """Its statistics are in half precision where its weights are, whatever torch's fake tensors say."""
+    """Its statistics are in half precision if its weights are, unlike in torch's fake tensors."""
     theirs = NORMS[name]().to(torch.float32 if wide else torch.bfloat16)
     ours = copy.deepcopy(theirs)
     x = torch.randn(3, 4, 5, 5).to(torch.bfloat16)
@@ -196,7 +196,7 @@ OF_ANOTHER_LAYOUT: dict[str, Callable] = {
 
 @pytest.mark.parametrize("name", OF_ANOTHER_LAYOUT)
 def test_a_gradient_may_have_other_strides_than_its_result(name: str) -> None:
-    """A call of the backward that is in no region passes them on to what it gives."""
+    """A backward call that is in no region passes its strides on to its result."""
     function = OF_ANOTHER_LAYOUT[name]
     x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
     found, expected = forge.jit(function, executors=EXECUTORS)(x, w), function(x, w)

@@ -1,4 +1,4 @@
-"""Kernels of several regions are one translation unit; what cannot be, is built by itself."""
+"""Kernels of several regions form one translation unit; those that cannot are built separately."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ TYPES = ["const float*", "float*", "const int64_t"]
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """The sources that g++ is given, with two cores and an empty cache, in a process that has seen no kernel."""
+    """Yield the sources passed to g++, with two cores and an empty cache, in a process that has seen no kernel."""
     sources: list[str] = []
     load_async = CppPythonBindingsCodeCache.load_async
 
@@ -48,7 +48,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]
 
 
 def asked(*sources: str) -> list[Callable[[], Callable]]:
-    """Return a waiting function for each kernel, which returns it built; another one is being built meanwhile."""
+    """Return a waiting function for each kernel, which returns it built, while another one is being built."""
     with compile_wait.defer_waits():
         return [AsyncCompile().cpp_pybinding(TYPES, source).result for source in (ADD % 0, *sources)][1:]
 
@@ -129,7 +129,7 @@ def test_a_call_that_does_not_fit_is_an_error(built: list[str], given: tuple, me
 
 @pytest.mark.slow
 def test_another_process_finds_the_units(built: list[str], tmp_path: Path) -> None:
-    """Of another program with the same region, too."""
+    """This holds for another program with the same region, too."""
     program = """
 import torch, forge
 from torch._inductor.codecache import CppPythonBindingsCodeCache

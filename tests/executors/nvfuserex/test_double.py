@@ -1,4 +1,4 @@
-"""The double of nvFuser's library refuses what the library does, and gives the dtypes that it gives."""
+"""The double of nvFuser's library refuses the same calls as the library, and returns the same dtypes."""
 
 import nvfuser_double
 import pytest

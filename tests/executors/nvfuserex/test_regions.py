@@ -1,4 +1,4 @@
-"""Regions by nvFuser's executor, through the double of the library: dtypes, layouts, memory, definitions, failures."""
+"""Regions of nvFuser's executor with the double of the library: dtypes, layouts, memory, definitions, failures."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def executor() -> Always:
 
 
 def compiled(executor, function, *inputs):
-    """The program of one call, whose results are eager's in values, dtypes and strides."""
+    """Return the program of one call, after comparing its values, dtypes and strides with eager's."""
     direct = Direct(function, [executor, "torch"])
     expected, actual = function(*inputs), direct(*inputs)
     torch.testing.assert_close(actual, expected, check_stride=True)
@@ -75,7 +75,7 @@ def test_tensors_of_another_device_are_declined():
 
 
 class Second(FusionExecutor):
-    """A fusion executor that takes everything, and has torch run it."""
+    """A fusion executor that takes every call and has torch run it."""
 
     def can_fuse(self, bound):
         return True
@@ -204,7 +204,7 @@ def test_a_function_is_loaded_in_another_process(executor):
 
 
 class Failing:
-    """A library that fails at one operator, when it is told of it or when it runs."""
+    """A library that fails at one operator, at its definition or at run time."""
 
     DataType = nvfuser_double.DataType
     compute_tensor_descriptor = staticmethod(nvfuser_double.compute_tensor_descriptor)

@@ -1,4 +1,5 @@
-"""Models train through nvFuser's executor with eager's gradients: by the double on a CPU, by the library on a GPU."""
+"""Models trained through nvFuser's executor have eager's gradients: with the double on a CPU, with the library on a
+GPU."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Variants that this machine can build of a source tree are built whole, or not at all, and not twice."""
+"""Variants of a source tree are built for this machine atomically, and not rebuilt."""
 
 import json
 import os
@@ -32,7 +32,7 @@ Build = Callable[..., BuiltTree]
 
 
 class Compiler:
-    """A compiler of the tests' own, and what it was called with."""
+    """A compiler of the tests' own that records its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.log = folder / "c++", folder / "calls"

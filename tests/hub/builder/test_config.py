@@ -1,4 +1,4 @@
-"""build.toml is read as the Hub's kernel-builder reads it, or the error says where and what is wrong."""
+"""Reading build.toml like the Hub's kernel-builder; errors name the place and the problem."""
 
 from pathlib import Path
 
@@ -180,7 +180,8 @@ EDITS = st.lists(st.tuples(st.integers(0, len(LINES)), st.integers(0, 2), st.lis
 
 
 def edited(folder: Path, edits: list[tuple[int, int, list[str]]]) -> None:
-    """A file with lines taken away and put in is read, or the error is one of forge's, in one line that names it."""
+    """Check that a file with lines removed and inserted is read, or that the error is one of forge's, in one line that
+    names the file."""
     lines = [*LINES]
     for start, taken, put in edits:
         lines[start : start + taken] = put

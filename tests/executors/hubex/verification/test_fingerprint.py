@@ -1,4 +1,4 @@
-"""A kernel's fingerprint changes with all that can change its results, and says where it cannot know that."""
+"""Fingerprints of kernels change with everything that can change their results, and report what they cannot cover."""
 
 import ctypes
 import dataclasses
@@ -34,7 +34,7 @@ def helper(x: torch.Tensor) -> torch.Tensor:
 
 
 def of(function: Callable, **options: Any) -> Fingerprint:
-    """The fingerprint of a function as a kernel of gelu."""
+    """Return the fingerprint of a function as a kernel of gelu."""
     return fingerprint(forge.kernel("torch.nn.functional.gelu", function, name="mine", args={"x": "input"}, **options))
 
 
@@ -208,7 +208,7 @@ def test_what_it_is_compared_with_is_a_part_of_it() -> None:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Writes modules, which are imported anew."""
+    """Return a function that writes modules, which are imported anew."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 

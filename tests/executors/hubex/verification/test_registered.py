@@ -1,4 +1,4 @@
-"""Operators that the program itself registers, which no other process knows."""
+"""Operators registered by the program itself, which no other process has."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ ops:
 
 @torch.library.custom_op("registered_here::silu", mutates_args=())
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """Somebody's kernel, in the program."""
+    """Run a kernel that the program registers itself."""
     return F.silu(x)
 
 

@@ -141,7 +141,7 @@ def test_nan_is_equal_to_nan_alone() -> None:
 
 
 def other_than(condition: Callable[[torch.Tensor], bool]) -> Callable:
-    """A kernel that is right, but where the condition holds of a tensor with elements."""
+    """Return a kernel that is correct except where the condition holds for a nonempty tensor."""
 
     def silu(input: torch.Tensor) -> torch.Tensor:
         wrong = input.numel() > 0 and bool(condition(input))

@@ -1,4 +1,4 @@
-"""A kernel has no hand in what is said of it: it runs apart from who judges it, and hands over tensors."""
+"""The isolation of kernels in verification: a kernel runs apart from its judge, and returns only tensors."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Verdicts hold for what was verified; a worker belongs to one process; what no kernel did does not last."""
+"""Verdicts apply only to the verified kernel; a worker belongs to one process; failures not caused by a kernel are not
+kept."""
 
 import ctypes
 import importlib
@@ -48,7 +49,7 @@ def reason(kernel: Kernel) -> str | None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record where kernels are verified: "worker" or "fork"."""
+    """Record whether kernels are verified in a "worker" or a "fork"."""
     found: list[str] = []
     ask, ask_fork = verification_cache.worker.ask, verification_cache.ask_fork
     monkeypatch.setattr(verification_cache.worker, "ask", lambda *args: found.append("worker") or ask(*args))
@@ -58,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Kernel]]:
-    """The kernel of a manifest that stands alone, its modules written and imported anew."""
+    """Yield a function that returns the kernel of a standalone manifest, with its modules written and imported anew."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "kernels.yaml").write_text(MANIFEST)
@@ -126,7 +127,8 @@ def _differentiates() -> None:
 
 @pytest.fixture
 def differentiating_forks() -> None:
-    """A torch built for GPUs has autograd's threads, which no fork has, once it has traced with fake tensors."""
+    """Start autograd's threads as in a torch built for GPUs that has traced with fake tensors; forks do not have
+    them."""
     if not hasattr(os, "fork") or in_a_fork(_differentiates):
         pytest.skip("no copy of this process can differentiate")
 
@@ -205,7 +207,7 @@ def test_what_cannot_be_known_elsewhere_is_kept_in_this_process_alone(asked: lis
 
 
 def in_a_fork(run: Callable[[], Any]) -> int:
-    """The exit status of a copy of this process that runs something."""
+    """Return the exit status of a forked process that runs a function."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -315,7 +317,7 @@ def test_a_worker_that_somebody_ended_is_asked_again(repository: Callable, monke
 
 @forks
 def test_where_a_copy_cannot_differentiate_the_worker_is_asked(asked: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch built for GPUs has threads for them on a machine that has none."""
+    """A torch built for GPUs has threads for them even on a machine without any."""
     monkeypatch.setattr(process.forks, "differentiate", True)
     with monkeypatch.context() as patch:
         patch.setattr(process, "_differentiates", lambda: False)
@@ -380,7 +382,7 @@ def ending(number: int) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
 def test_an_end_that_others_bring_about_is_not_kept(repository: Callable, number: int) -> None:
-    """The system ends a process so where memory is short, and a person does."""
+    """The system kills a process when memory is short, as a user may."""
     (kernel,) = gather([repository("ended", ending(number), **GELU).folder])
     assert reason(kernel).startswith(f"was ended (signal {int(number)}) on input: float32[")
     assert not on_disk()

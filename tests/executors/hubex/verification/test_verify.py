@@ -1,4 +1,4 @@
-"""Kernels are verified before they are trusted: a mistake costs a kernel its place, and nothing else."""
+"""Kernels are verified before they are trusted: a wrong kernel is not used, and causes no other harm."""
 
 import os
 import re
@@ -468,7 +468,7 @@ def test_a_function_given_in_python_is_verified_in_a_fork() -> None:
 
 @pytest.fixture
 def no_fork(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """As where torch has a GPU; the kernels that the worker is asked about."""
+    """Disable forks as if torch had a GPU; return the kernels about which the worker is asked."""
     asked: list[Any] = []
     ask = verification_cache.worker.ask
     monkeypatch.setattr(verification_cache, "can_fork", lambda **how: False)
