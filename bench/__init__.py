@@ -1,1 +1,1 @@
-"""Side-by-side benchmarks: `python -m bench.overhead`."""
+"""The side-by-side benchmarks: `python -m bench.overhead`."""

@@ -1,10 +1,10 @@
-"""Memory-bound operations alone on a GPU, against the bandwidth of a copy.
+"""The benchmark of single memory-bound operations on a GPU, against the bandwidth of a copy.
 
     python -m bench.alone [--only rms_norm …] [--dtype bfloat16]
 
-Eager, torch.compile, forge as it chooses, forge's own Triton kernel called directly, and Liger where it is installed:
-µs that the device works on a call (replayed in a CUDA graph), and the bytes that have to be read and written at least,
-over that time, as a part of what a copy moves. Of a step of AdamW, eager is torch's fused one.
+The systems are eager, torch.compile, forge with its own choice, forge's own Triton kernel called directly, and Liger if
+installed. The figures are the device's µs per call (replayed in a CUDA graph), and the minimal traffic in bytes over
+that time, relative to the bandwidth of a copy. For a step of AdamW, eager is torch's fused one.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from forge.benchmark.model_bench import entry
 
 EPS = 1e-5
 ROWS = [(8192, 2048), (8192, 8192)]
-HEADS = [(4, 32, 8, 2048, 128), (1, 32, 8, 128, 128)]  # batch, of queries, of keys, length, dim
-PARAMETERS = [(100, 2**20), (1000, 2**12)]  # tensors, elements of each
+HEADS = [(4, 32, 8, 2048, 128), (1, 32, 8, 128, 128)]  # batch, heads of queries, of keys, length, dim
+PARAMETERS = [(100, 2**20), (1000, 2**12)]  # number of tensors, elements of each
 LOGITS = [(4096, 32000), (8192, 128256)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operation on one shape. moved: how many times the first argument's bytes are read or written at least,
-    forward and backward; kernel: the same function by forge's own; liger: by Liger's of that name, if it has it. Norms
-    are called with eps besides."""
+    """An operation on one shape. moved: the minimal traffic in units of the first argument's bytes, forward and
+    backward; kernel: forge's own kernel of the function; liger: the name of Liger's, if it has one. Norms also get
+    eps."""
 
     name: str
     traffic: tuple[float, float]
@@ -111,8 +111,8 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def adamw_steps(dtype: torch.dtype, bandwidth: float) -> Iterator[tuple[str, ...]]:
-    """A row of a step of AdamW for each number of parameters; each is read and written, as its two moments are, and its
-    gradient is read."""
+    """Yield the row of a step of AdamW for each number of parameters. Parameters and both moments are read and written,
+    gradients are read."""
     for number, elements in PARAMETERS:
         params = [torch.randn(elements, device="cuda").to(dtype) for _ in range(number)]
         for param in params:
@@ -129,7 +129,7 @@ def adamw_steps(dtype: torch.dtype, bandwidth: float) -> Iterator[tuple[str, ...
 
 
 def measured(case: Case, bandwidth: float) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each pass; bandwidth: bytes a second of a copy."""
+    """Yield a row for each pass; bandwidth: that of a copy, in bytes per second."""
     torch._dynamo.reset()
     eps = (EPS,) if case.name.endswith("norm") else ()
     functions = [

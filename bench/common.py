@@ -36,14 +36,14 @@ FROZEN = System("forge, frozen", lambda function: jit(function, freeze=True))
 
 
 def jit(function: Callable, **options: Any) -> Callable:
-    """forge.jit, whose larger regions `finish_compiling` waits for."""
+    """Return forge.jit of a function, with larger regions that `finish_compiling` waits for."""
     jitted = forge.jit(function, **options)
     _jitted.add(jitted)
     return jitted
 
 
 def finish_compiling() -> None:
-    """Waits for what forge compiles in the background of what it was given."""
+    """Wait for forge's background compilation of jitted functions."""
     for jitted in list(_jitted):
         forge.finish_compiling(jitted)
 
@@ -61,7 +61,7 @@ def _thunder() -> Callable | None:
 
 
 class MLP(nn.Module):
-    """Linear layers of one width with ReLU between; returns the loss where a target is given."""
+    """Linear layers of one width with ReLU between; returns the loss if a target is given."""
 
     def __init__(self, layers: int = 20, width: int = 8) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class MLP(nn.Module):
 
 
 def llama(layers: int) -> nn.Module:
-    """A tiny Llama."""
+    """Return a tiny Llama."""
     config = LlamaConfig(
         hidden_size=64,
         intermediate_size=128,
@@ -88,6 +88,6 @@ def llama(layers: int) -> nn.Module:
 
 
 def token_ids(batch: int = 2, length: int = 16) -> dict[str, torch.Tensor]:
-    """The arguments of a Llama, labels included."""
+    """Return the arguments of a Llama, labels included."""
     ids = torch.randint(128, (batch, length))
     return {"input_ids": ids, "labels": ids}

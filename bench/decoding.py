@@ -1,11 +1,11 @@
-"""Tokens per second of transformers' `generate`: forge against torch.compile as transformers uses it, and eager.
+"""The benchmark of transformers' `generate` in tokens per second: forge, torch.compile as in transformers, and eager.
 
     python -m bench.decoding [--device cpu|cuda] [--family llama|lfm2|mamba|bart] [--batches 1 16] [--prompt N]
                              [--tokens N] [--cache static|dynamic] [--weights int8 int4 fp8] [--rounds N] [--profile]
 
-A Llama of random weights (on a GPU 16 layers of 2048 in bfloat16, on a CPU 8 of 512 in float32), or a model of another
-family of this size, decodes greedily with a static cache, or with transformers' default, which grows. All systems run
-in one process, in turn, and give the medians over rounds; tokens are compared with eager's.
+A Llama with random weights (on a GPU 16 layers of 2048 in bfloat16, on a CPU 8 of 512 in float32), or a model of
+another family of this size, decodes greedily with a static cache, or with transformers' default, which grows. All
+systems run in one process, in turn; figures are medians over rounds, and tokens are compared with eager's.
 """
 
 import argparse
@@ -42,7 +42,7 @@ EAGER, PEER, OURS = "eager", "torch.compile by transformers", "forge"
 
 
 def model_of(family: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a model of a family, in evaluation mode: Llama, Lfm2 (convolutions and, each third layer, attention),
+    """Return a model of a family, in evaluation mode: Llama, Lfm2 (convolutions, and attention in each third layer),
     Mamba, or an encoder-decoder with as many layers in each half."""
     torch.manual_seed(0)
     sizes = dict(_LLAMA_1B if device == "cuda" else _SMALL)
@@ -63,13 +63,13 @@ def model_of(family: str, device: str, dtype: torch.dtype) -> PreTrainedModel:
 def systems(
     model: PreTrainedModel, device: str, frozen: bool, cache: str, weights: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the models whose `generate` is timed, by system, each with the arguments that its user passes."""
+    """Return the timed models by system, each with its arguments of `generate`."""
 
     def own() -> PreTrainedModel:
         return copy.deepcopy(model, {id(each): each for each in model.parameters()})
 
     models = {EAGER: (own(), {"disable_compile": True}), PEER: (own(), {})}
-    if device == "cpu" or cache != STATIC:  # transformers compiles on accelerators, for static caches alone
+    if device == "cpu" or cache != STATIC:  # transformers compiles on accelerators, for static caches only
         models[PEER][0].forward = torch.compile(models[PEER][0].forward)
     models[OURS] = (forge.jit(own()), {})
     if frozen:
@@ -80,7 +80,7 @@ def systems(
 
 
 def decode(model: Any, prompt: torch.Tensor, tokens: int, cache: str, **options: Any) -> torch.Tensor:
-    """Return prompts continued by some tokens."""
+    """Return the continuation of prompts by some tokens."""
     with torch.no_grad():
         return model.generate(
             prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, cache_implementation=cache,
@@ -89,7 +89,7 @@ def decode(model: Any, prompt: torch.Tensor, tokens: int, cache: str, **options:
 
 
 def profile_of(run: Callable[[], Any], tokens: int) -> None:
-    """Print the longest kernels of a decoding, per token, and where its Python spends its time."""
+    """Print the longest kernels of a decoding, per token, and a profile of its Python code."""
     import cProfile
     import pstats
 
@@ -120,7 +120,7 @@ def compare(device: str, dtype: torch.dtype, batch: int, options: argparse.Names
     finish = torch.cuda.synchronize if device == "cuda" else lambda: None
     seconds: dict[str, list[float]] = defaultdict(list)
     first: dict[str, float] = {}
-    cold: dict[str, float] = {}  # the first token, and all tokens once
+    cold: dict[str, float] = {}  # seconds of the first token, and of the first run of all tokens
     tokens: dict[str, torch.Tensor] = {}
     models = systems(model, device, options.frozen, options.cache, options.weights)
     models = {name: each for name, each in models.items() if not options.only or name in (PEER, *options.only)}

@@ -1,9 +1,9 @@
-"""The head and loss of GPT-2 in chunks of rows, and whole: time and peak memory of a training step.
+"""The benchmark of GPT-2's head and loss in chunks of rows, and whole: time and peak memory of a training step.
 
     python -m bench.head [--rounds 5] [--executors torch]
 
-Peaks are of what a step allocates, beside parameters. Where there is a CUDA device, heads of Qwen3's and Llama-3's
-vocabularies follow, in bfloat16, with torch.compile and, where it is installed, Liger's fused linear cross entropy.
+Peaks are those of a step's allocations, without parameters. On a CUDA device, heads with Qwen3's and Llama-3's
+vocabularies follow, in bfloat16, with torch.compile and, if installed, Liger's fused linear cross entropy.
 """
 
 import argparse
@@ -33,7 +33,7 @@ HEADS = {
 
 
 class LossOnly(nn.Module):
-    """A model of which nobody reads the logits."""
+    """A model whose logits are unused."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class LossOnly(nn.Module):
 
 
 class Head(nn.Module):
-    """A language model without what stands before its head."""
+    """The head of a language model, with its loss."""
 
     def __init__(self, rows: int, width: int, vocabulary: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Head(nn.Module):
 
 
 class LigerHead(nn.Module):
-    """The same by Liger's kernel."""
+    """The head with Liger's kernel."""
 
     def __init__(self, head: Head, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -69,16 +69,16 @@ class LigerHead(nn.Module):
 
 
 def gpt2() -> nn.Module:
-    """Six layers of width 384."""
+    """Return a GPT-2 of six layers of width 384."""
     config = GPT2Config(vocab_size=VOCABULARY, n_layer=6, n_embd=384, n_head=6, use_cache=False)
     config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0.0
     model = GPT2LMHeadModel(config)
-    model.loss_type = "ForCausalLM"  # else transformers warns at each call, and Dynamo cuts the graph before the loss
+    model.loss_type = "ForCausalLM"  # otherwise transformers warns, and Dynamo breaks the graph before the loss
     return model
 
 
 def peak_bytes(run: Callable[[], Any], device: str) -> int:
-    """Return the most bytes that a step has allocated at one time, beside what was there before it."""
+    """Return the peak of the bytes that a step allocates, beyond those allocated before it."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -97,7 +97,7 @@ def peak_bytes(run: Callable[[], Any], device: str) -> int:
 
 
 def compare(title: str, model: nn.Module, inputs: dict[str, Any], device: str, args: argparse.Namespace) -> None:
-    """One table: eager, forge with the head whole, forge with it in chunks; on a GPU the others too."""
+    """Print one table: eager, forge with the whole head, forge with chunks; on a GPU, the others too."""
     runs: dict[str, Callable[[], Any]] = {"eager": training_step(model, model.parameters(), inputs)}
     if device == "cuda":
         runs["torch.compile"] = training_step(torch.compile(model), model.parameters(), inputs)

@@ -1,7 +1,7 @@
-"""Benchmark the overhead of a claimed kernel's call, and of its checker while a model is compiled.
+"""The benchmark of the overhead of a claimed kernel's call, and of its checker during compilation.
 
-A chain of 1 and one of 101 calls run under forge.jit and directly, in turn in one process. The slope between the two is
-the cost of a call; what a function costs once (Dynamo's guards, entering the compiled function) is in the chain of 1.
+Chains of 1 and of 101 calls run under forge.jit and directly, in turn in one process. The slope between the two is the
+cost of a call; the fixed cost of a function (Dynamo's guards, entering the compiled function) is in the chain of 1.
 """
 
 import timeit
@@ -30,8 +30,8 @@ Step = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Chain:
-    """Calls of one kernel, each on the result of the one before. step: the model's own code; direct: what a person
-    would write with the kernel; others: the arguments beside the first."""
+    """A chain of calls of one kernel, each on the result of the previous one. step: the model's own code; direct: a
+    direct call of the kernel; others: the arguments besides the first."""
 
     name: str
     step: Step
@@ -56,7 +56,7 @@ def negative_directly(x: torch.Tensor) -> torch.Tensor:
 
 
 def least() -> list[Chain]:
-    """Kernels in Python that do next to nothing, so that forge's own cost is what is left."""
+    """Return chains of Python kernels that do next to nothing, so that only forge's own cost remains."""
     plain = forge.kernel(torch.neg, negative, grad="composite")
     writes = forge.kernel(torch.neg, negative_into, args={"x": "input"}, out="out")
     return [
@@ -66,7 +66,8 @@ def least() -> list[Chain]:
 
 
 def native(module: ModuleType, kernels: list[Kernel]) -> list[Chain]:
-    """The kernels of an example repository; inputs of zeros stay zeros, which is as fast as other numbers."""
+    """Return chains of an example repository's kernels; inputs of zeros stay zeros, which are as fast as other
+    numbers."""
     other, weight = torch.zeros(SHAPE), torch.ones(SHAPE[-1])
 
     def silu_and_mul_directly(x: torch.Tensor) -> torch.Tensor:
@@ -115,14 +116,15 @@ def forward(function: Step, args: tuple[torch.Tensor, ...]) -> Callable[[], obje
 
 
 def check_claimed(function: Step, length: int, names: set[str]) -> None:
-    """Raises RuntimeError unless the kernels run each call of a chain."""
+    """Raise RuntimeError unless the kernels run each call of a chain."""
     rows = [row for row in forge.explain(function).rows if row.executor in names and row.phase == "forward"]
     if len(rows) < length:
         raise RuntimeError(f"kernels run {len(rows)} of {length} calls:\n{forge.explain(function)}")
 
 
 def measured(chain: Chain, runs: Callable[[Step, tuple], Callable[[], object]], rounds: int) -> tuple[str, ...]:
-    """Return the µs of a direct call and of one under forge, what a call adds, and what a function costs once."""
+    """Return the µs of a direct call and of one under forge, the overhead per call, and the fixed cost of a
+    function."""
     args = (torch.zeros(SHAPE), *chain.others)
     functions = {("forge", length): jitted(chain, length) for length in CHAINS}
     calls = {("direct", length): runs(chained(chain.direct, length), args) for length in CHAINS}
@@ -156,7 +158,7 @@ def proxy(*shape: int, dtype: torch.dtype, device: str) -> TensorProxy:
 
 
 def arguments(name: str, dtype: torch.dtype, device: str, short: int) -> tuple:
-    """A call of an example's operation; `short` is taken from a length that must fit another."""
+    """Return the arguments of an example's operation; `short` is subtracted from a length that must match another."""
 
     def tensor(*shape: int, dtype: torch.dtype = dtype) -> TensorProxy:
         return proxy(*shape, dtype=dtype, device=device)
@@ -172,7 +174,7 @@ def arguments(name: str, dtype: torch.dtype, device: str, short: int) -> tuple:
 
 
 def bench_checkers(sources: list[Path], device: str) -> None:
-    """The decision on proxies, as when a model is compiled."""
+    """Benchmark the decision on proxies, as in compilation."""
     rows = [("µs of a decision", "operation", "taken", "other dtype", "other length", "why not")]
     for kernel in gather(sources):
         check = make_checker(kernel.entry, kernel.signature, kernel.target)

@@ -1,10 +1,10 @@
-"""Benchmark the kernels of examples/kernels/ against eager and torch.compile.
+"""The benchmark of the kernels of examples/kernels/ against eager and torch.compile.
 
 Every case runs forward, and forward with backward. The candidates take turns, and the shortest time of each counts, so
-that a busy machine slows all of them alike. A ratio is kernel / other: below 1 the kernel is faster.
+that a busy machine affects all of them alike. A ratio is kernel / other: below 1 the kernel is faster.
 
-On a GPU, what the device works on a call is measured, too (replayed in a CUDA graph, where launches cost next to
-nothing), and GB/s are the bytes that have to be read and written at least, over that time.
+On a GPU, the device's time per call is measured, too (replayed in a CUDA graph, where launches cost next to nothing),
+and GB/s is the minimal traffic over that time.
 """
 
 import importlib.util
@@ -45,9 +45,9 @@ LOSS = [(512, 32000), (4096, 32000), (8192, 128256)]
 
 @dataclass(frozen=True)
 class Case:
-    """One operation on one shape: in plain torch and by a kernel; `args` are its inputs, which get gradients.
+    """An operation on one shape, in plain torch and by a kernel; `args` are its inputs, which get gradients.
 
-    traffic: how many times the first input's bytes are read or written at least, forward and backward.
+    traffic: the minimal traffic in units of the first input's bytes, forward and backward.
     """
 
     op: str
@@ -62,7 +62,7 @@ class Case:
 
 
 def build(folder: Path) -> Path:
-    """Return the variant of an example, built if that is needed. Raises CalledProcessError when its build fails."""
+    """Return the variant of an example, built if necessary. Raises CalledProcessError if its build fails."""
     if not (folder / "build.py").exists():
         return folder / "build" / "torch-universal"
     process = subprocess.run([sys.executable, folder / "build.py"], stdout=subprocess.PIPE, text=True, check=True)
@@ -70,7 +70,7 @@ def build(folder: Path) -> Path:
 
 
 def load(name: str) -> ModuleType:
-    """The module of an example, as it is without forge."""
+    """Return the module of an example, loaded without forge."""
     variant = build(FOLDERS[name])
     spec = importlib.util.spec_from_file_location(name.replace("-", "_"), variant / "__init__.py")
     module = importlib.util.module_from_spec(spec)
@@ -90,7 +90,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def cases(kernels: ModuleType, device: str, dtype: torch.dtype, large: bool) -> Iterator[Case]:
-    """Return the cases of a repository's kernels, on the shapes of a device."""
+    """Return the cases of a repository's kernels, with the shapes of a device."""
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
@@ -185,7 +185,7 @@ def _title(device: str) -> str:
 def bench_examples(
     repositories: Sequence[str], device: str, *, operations: Sequence[str] | None, compiled: bool, large: bool
 ) -> None:
-    """Prints each operation of each repository; operations: those alone. Raises SystemExit where nothing has them."""
+    """Print each operation of each repository. operations: only these. Raises SystemExit if no repository has them."""
     modules = dict(_loaded(repositories))
     available = [op for op in OPERATIONS if any(hasattr(module, op) for module in modules.values())]
     if operations is not None and not set(operations) & set(available):

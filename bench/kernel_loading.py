@@ -1,4 +1,4 @@
-"""Benchmark resolving and loading a kernel that is on this machine: made-up ones by size, and a real one."""
+"""The benchmark of resolving and loading a local kernel: synthetic ones by size, and a real one."""
 
 import json
 import os
@@ -52,7 +52,7 @@ print(json.dumps({
 
 
 def write_kernel(folder: Path, files: int, functions: int, native_bytes: int) -> None:
-    """A kernel whose content no other has, so that it is new to the process."""
+    """Write a kernel with unique content, so that it is new to the process."""
     variant = folder / "build" / "torch-universal"
     variant.mkdir(parents=True)
     source = f"# {folder.name}\nimport torch\n\n\n" + "".join(FUNCTION.format(n=n) for n in range(functions))
@@ -63,7 +63,7 @@ def write_kernel(folder: Path, files: int, functions: int, native_bytes: int) ->
 
 
 def seconds(source: str, lock: Path) -> tuple[float, float]:
-    """To resolve and to load."""
+    """Return the seconds to resolve and to load."""
     start = time.perf_counter()
     resolved = hub.resolve(source, lock=lock, policy=hub.Policy(trust="locked"))
     middle = time.perf_counter()
@@ -72,7 +72,7 @@ def seconds(source: str, lock: Path) -> tuple[float, float]:
 
 
 def row(name: str, sources: list[str], lock: Path) -> tuple[str, ...]:
-    """The best of the first loads of each source, and the best of their second loads."""
+    """Return the best of the first loads of each source, and the best of their second loads."""
     first = min((seconds(source, lock) for source in sources), key=sum)
     again = min(sum(seconds(source, lock)) for source in sources)
     verdict = "yes" if sum(first) < WANTED else "no"
@@ -80,7 +80,8 @@ def row(name: str, sources: list[str], lock: Path) -> tuple[str, ...]:
 
 
 def lock_from_hub(kernels: dict[str, Path], folder: Path) -> Path:
-    """Publishes kernels on a loopback Hub, and has another process fetch and lock them; then that Hub is gone."""
+    """Publish kernels on a loopback Hub, and make another process fetch and lock them; the Hub is stopped
+    afterwards."""
     lock = folder / "hub.lock"
     with Hub(trusted={"acme"}) as served:
         for name, path in kernels.items():
@@ -94,7 +95,7 @@ def lock_from_hub(kernels: dict[str, Path], folder: Path) -> Path:
 
 
 def bench_made_up() -> None:
-    """Kernels of three sizes, each new to this process, from folders and from the Hub's cache."""
+    """Benchmark kernels of three sizes, each new to this process, from folders and from the Hub's cache."""
     rows = [("milliseconds, best", "resolve", "load", "both", "the next", f"< {1e3 * WANTED:.0f}")]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

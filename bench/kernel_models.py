@@ -1,4 +1,4 @@
-"""A Llama's training step: in eager, by torch.compile, by forge, and by forge with the example kernels."""
+"""The benchmark of a Llama's training step: eager, torch.compile, forge, and forge with the example kernels."""
 
 import copy
 import statistics
@@ -31,7 +31,7 @@ SIZES = {
 
 
 def build(device: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A Llama and the arguments of its call."""
+    """Return a Llama and the arguments of its call."""
     sizes, shape, dtype = SIZES[device]
     config = LlamaConfig(**sizes, num_attention_heads=16, num_key_value_heads=4, use_cache=False)
     tokens = torch.randint(config.vocab_size, shape, device=device)
@@ -39,7 +39,7 @@ def build(device: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 def step(run: Callable, owner: nn.Module, arguments: dict[str, Any]) -> torch.Tensor:
-    """Forward and backward; the loss."""
+    """Run forward and backward; return the loss."""
     owner.zero_grad()
     loss = run(**arguments).loss
     loss.backward()

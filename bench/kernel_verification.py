@@ -1,4 +1,4 @@
-"""Benchmark the verification of kernels: on first use, on the next, and in a new process."""
+"""The benchmark of the verification of kernels: on first use, on the next, and in a new process."""
 
 import json
 import os

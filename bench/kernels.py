@@ -1,10 +1,10 @@
-"""Benchmark the costs of kernels and the speed of the examples.
+"""The benchmark of the costs of kernels and the speed of the examples.
 
     python -m bench.kernels [--only calls checker load verify examples models] [--device cpu|cuda]
                             [--repository norms-cpu] [--operation rms_norm] [--large] [--no-compile]
 
 calls: a claimed kernel against the same function called directly. checker: a decision whether a kernel takes a call.
-load: to resolve, verify and import a kernel that is here. verify: to compare it with its reference, once.
+load: resolving, verifying and importing a local kernel. verify: its single comparison with the reference.
 examples: every example of examples/kernels/ against eager and torch.compile. models: a Llama's training step with them.
 """
 

@@ -1,9 +1,9 @@
-"""Benchmark the cost of a compiler per call and compilation: forge, eager, bare Dynamo, torch.compile and Thunder.
+"""The benchmark of a compiler's cost per call and compilation: forge, eager, bare Dynamo, torch.compile and Thunder.
 
     python -m bench.overhead [--rounds 15] [--layers 2 8 32] [--no-inductor] [--only calls|compilation]
 
-All systems run in one process and one thread, in turn; each has a deep copy of the model. Small sizes: what is measured
-is everything but the kernels. "Wanted" is what forge aims at with the torch executor.
+All systems run in one process and one thread, in turn; each has a deep copy of the model. Sizes are small, so that
+everything but the kernels is measured. "Wanted" is forge's target with the torch executor.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Runs = dict[str, Callable[[], Any]]
 
 
 def add(compared: list[System]) -> Runs:
-    """a + b on 4 elements."""
+    """Return the runs of a + b on 4 elements."""
     a, b = torch.randn(4), torch.randn(4)
     return {system.name: functools.partial(system.prepare(lambda a, b: a + b), a, b) for system in compared}
 
@@ -96,12 +96,12 @@ def _verdict(times: dict[str, list[float]], limit: tuple[float, str] | None) -> 
 
 
 def first_step(system: System, layers: int) -> tuple[float, Callable]:
-    """Seconds of the first training step of a new Llama, and what was called."""
+    """Return the seconds of the first training step of a new Llama, and the called function."""
     model = llama(layers).train()
     prepared = system.prepare(model)
     step = training_step(prepared, model.parameters(), token_ids())
     gc.collect()
-    gc.freeze()  # leftovers of earlier models in Dynamo's caches are not walked again while this one compiles
+    gc.freeze()  # leftovers of earlier models in Dynamo's caches are not traversed while this one compiles
     start = time.perf_counter()
     step()
     seconds = time.perf_counter() - start
@@ -110,7 +110,7 @@ def first_step(system: System, layers: int) -> tuple[float, Callable]:
 
 
 def bench_compilation(compared: list[System], layers: list[int], repetitions: int) -> None:
-    """Print the seconds of a first training step, by depth; torch.compile, which takes long, once."""
+    """Print the seconds of a first training step, by depth; torch.compile runs once, because it takes long."""
     for system in compared:
         first_step(system, 1)  # warm up: imports and builds that happen once
     rows = [("first training step, s", *[system.name for system in compared], "wanted")]
@@ -129,7 +129,7 @@ def bench_compilation(compared: list[System], layers: list[int], repetitions: in
 
 
 def bench_stages(depths: list[int]) -> None:
-    """Print where forge's part of a first training step goes; per layer it should stay the same."""
+    """Print the stages of forge's part of a first training step; per layer it should stay constant."""
     forge_system = System("forge", forge.jit)
     first_steps = {depth: first_step(forge_system, depth) for depth in depths}
     explained = {depth: forge.explain(prepared).seconds for depth, (_, prepared) in first_steps.items()}
@@ -160,7 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    torch._inductor.config.fx_graph_cache = False  # a first call is one on a machine that has not seen the model
+    torch._inductor.config.fx_graph_cache = False  # the first call simulates a machine that has not seen the model
     torch._functorch.config.enable_autograd_cache = False
     logging.set_verbosity_error()
     compared = systems(inductor=not options.no_inductor)

@@ -1,17 +1,18 @@
-"""Training of a Llama in several processes: a step of eager, torch.compile and forge, in turn in one process a rank.
+"""The benchmark of a Llama's training in several processes: eager, torch.compile and forge, in turn in one process per
+rank.
 
     torchrun --nproc-per-node 2 -m bench.parallel [--plan ddp shard tensor] [--rounds 10]
 
-A step is a forward, the loss and a backward. On GPUs over nccl: hidden 2048, bfloat16, 4×2048 tokens a rank; else over
-gloo and tiny. A system's model is freed before the next one's is made. Milliseconds are the median of the rounds, of
-the slower rank; exposed are those of a step in which the GPU does nothing but send and wait for messages, by
-torch.profiler; GiB is what a rank holds at its peak (GPUs); the losses are those of 20 steps of gradient descent, and
-their greatest relative distance from eager's.
+A step is a forward, the loss and a backward. On GPUs over nccl: hidden 2048, bfloat16, 4×2048 tokens per rank;
+otherwise over gloo and tiny. A system's model is freed before the next one's is made. Milliseconds are the median over
+rounds of the slower rank; exposed ones are those of a step in which the GPU only communicates, according to
+torch.profiler; GiB is a rank's peak memory (GPUs); the losses are those of 20 steps of gradient descent, with their
+greatest relative distance from eager's.
 
 ddp is DDP(forge.jit(model)) and torch.compile(DDP(model)); fsdp jits the sharded model, fsdp-blocks each of its layers;
-shard is forge.jit(forge.distributed.shard(model)), beside FSDP2 with each of its layers compiled; offload is that with
-parameters and gradients in host memory; tensor cuts the layers' products by columns and rows; shard-tensor is both on a
-mesh of two dims, of an even number of processes, two of which share a batch.
+shard is forge.jit(forge.distributed.shard(model)), compared with FSDP2 with each of its layers compiled; offload is
+shard with parameters and gradients in host memory; tensor shards the layers' products by columns and rows; shard-tensor
+is both on a mesh of two dims, for an even number of processes, with one batch per two processes.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from transformers.utils import logging
 import forge
 from bench.timing import exposed_seconds, show_table
 
-WARM = 3  # steps after compiling and before those measured
+WARM = 3  # steps between compilation and measurement
 STEPS, RATE = 20, 0.01  # of the training whose losses are compared with eager's
 
 
@@ -62,8 +63,8 @@ SIZES = {
 
 
 class Measured(NamedTuple):
-    """Milliseconds a step, and of it with nothing but messages; bytes at the peak, seconds of the first step, losses,
-    and what was compiled."""
+    """The measurements of a system: milliseconds of a step, and of its exposed communication; peak bytes, seconds of
+    the first step, losses, and counts of graphs."""
 
     milliseconds: float
     exposed: float
@@ -75,7 +76,7 @@ class Measured(NamedTuple):
     opaque: int
 
 
-# plans: each makes a model parallel and compiles it by a function, which is called with every module to compile
+# plans: each makes a model parallel and compiles it with a function, which is called with every module to compile
 
 Compile = Callable[[Any], Any]
 
@@ -182,7 +183,7 @@ def measure(
     rounds: int,
     profile: Path | None,
 ) -> Measured:
-    """One system's model, made, compiled, timed and freed."""
+    """Make, compile, time and free one system's model."""
     sizes = SIZES[device.type]
     _free()
     if device.type == "cuda":
@@ -194,7 +195,7 @@ def measure(
         return compiled[-1]
 
     model = PLANS[plan](_model(sizes, layers, device), mesh, compile, system)
-    sharing = {"tensor": mesh.size(), "shard-tensor": 2}.get(plan, 1)  # processes of one batch
+    sharing = {"tensor": mesh.size(), "shard-tensor": 2}.get(plan, 1)  # processes per batch
     torch.manual_seed(torch.distributed.get_rank() // sharing)
     ids = torch.randint(sizes.words, (sizes.batch, sizes.length), device=device)
 
@@ -240,7 +241,7 @@ def _exposed(step: Callable[[], None], device: torch.device, name: str, folder: 
 
 
 def _losses(model: nn.Module, ids: torch.Tensor) -> list[float]:
-    """Return the losses of STEPS steps of plain gradient descent on one batch, as the mean of the ranks."""
+    """Return the losses of STEPS steps of plain gradient descent on one batch, averaged over the ranks."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=RATE, foreach=False), []  # DTensors beside tensors
     for _ in range(STEPS):
         loss = model(input_ids=ids, labels=ids).loss

@@ -1,5 +1,5 @@
-"""`make patterns`: which norms, rotary embeddings, gated units and losses of real models forge's patterns find, whether
-the models then still compute what they did, and how long the search takes.
+"""The check of patterns, `make patterns`: the norms, rotary embeddings, gated units and losses of real models that
+forge's patterns match, the models' results afterwards, and the time of the search.
 
     python -m bench.patterns [MODEL ...]
 """
@@ -46,7 +46,7 @@ class Finder(OperatorExecutor):
 
 @dataclass(frozen=True)
 class Sites:
-    """Patterns in one model, expected and found, and its distance from itself without patterns."""
+    """The patterns in one model, expected and found, and the difference from its results without patterns."""
 
     name: str
     precision: str
@@ -66,7 +66,7 @@ class Sites:
 
 
 def family(pattern_id: str) -> str:
-    """The family of a pattern, by its name."""
+    """Return the family of a pattern, by its name."""
     return next(each for each in FAMILIES if each in pattern_id)
 
 
@@ -74,7 +74,7 @@ def family(pattern_id: str) -> str:
 def measure(name: str, precision: str, patterns: Sequence[Pattern] = builtin.ALL) -> Sites:
     """Train a model one step through forge, and through forge with every site of the patterns replaced.
 
-    `rounding` is how far the gradients are, without patterns, from those of the same weights in float32.
+    `rounding` is the distance of the gradients without patterns from those of the same weights in float32.
     """
     model, arguments = build(name, PRECISIONS[precision])
     with counting(model) as expected, torch.no_grad():
@@ -94,7 +94,7 @@ def measure(name: str, precision: str, patterns: Sequence[Pattern] = builtin.ALL
 def _trained(
     model: nn.Module, arguments: dict[str, Any], executors: list | None, mixed: bool = False
 ) -> tuple[Any, nn.Module, Any]:
-    """(the result, a copy of the model with its gradients, what ran), in eager where there are no executors."""
+    """Return (the result, a copy of the model with its gradients, the calls that ran), in eager without executors."""
     torch._dynamo.reset()
     torch.manual_seed(1)
     own = copy.deepcopy(model)
@@ -111,7 +111,7 @@ def _gradients_apart(ours: nn.Module, theirs: nn.Module) -> float:
 
 
 def sites_in(traces: Iterable[Trace]) -> Counter:
-    """Count the composites that replaced a site, by family, without layer norms, which models do not write out."""
+    """Count the composites that replaced a site, by family, except layer norms, which models do not write out."""
     stages = [trace for trace in traces if trace.stage == "patterns"]
     ids = [bound.symbol.id for trace in stages for bound in trace.bound_symbols]
     sites = [each for each in ids if each.startswith("pattern.") and not each.endswith("layer_norm")]
@@ -119,13 +119,14 @@ def sites_in(traces: Iterable[Trace]) -> Counter:
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest difference, relative to the scale of the values."""
+    """Return the largest difference, relative to the scale of the values."""
     scale = max(theirs.detach().double().abs().max().item(), 1e-3)
     return (ours.detach().double() - theirs.detach().double()).abs().max().item() / scale
 
 
 def llama_seconds(layers: int = 32, repeats: int = 5) -> tuple[int, int, float, float]:
-    """(calls, sites, first, best): the processor's seconds that the shipped patterns take in a large Llama's trace."""
+    """Return (calls, sites, first, best): the processor seconds of matching the shipped patterns in a large Llama's
+    trace."""
     trace = _recorded(_llama(layers))
     seconds = []
     for _ in range(repeats):
@@ -159,7 +160,7 @@ def _recorded(model: nn.Module) -> Trace:
 
 
 def table(rows: Sequence[Sites]) -> str:
-    """The rows and their totals as text: found/expected in each family."""
+    """Return the rows and their totals as text: found/expected in each family."""
     lines = [
         "model           precision" + "".join(f"{each:>9}" for each in FAMILIES) + "   outputs  gradients   rounding"
     ]

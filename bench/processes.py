@@ -1,10 +1,10 @@
-"""Benchmark the first training step of a Llama in a process with empty caches, and in one with warm caches.
+"""The benchmark of the first training step of a Llama in a process with empty caches, and in one with warm caches.
 
     python -m bench.processes [--layers 2] [--repetitions 3]
 
-Each first step is in a process of its own, forge and torch.compile in turn. The cold ones have an empty cache on disk
-(forge's and Inductor's), the warm ones the caches that the cold one of their system left. Not counted: importing torch,
-transformers and forge, and making the model.
+Each first step runs in a separate process, forge and torch.compile in turn. The cold ones have an empty cache on disk
+(forge's and Inductor's), the warm ones the caches of their system's cold one. The imports of torch, transformers and
+forge, and the making of the model, are not counted.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SYSTEMS = {"forge": forge.jit, "torch.compile": lambda model: torch.compile(entr
 
 
 def first_step(system: str, layers: int) -> float:
-    """Seconds of it in this process."""
+    """Return the seconds of a first step in this process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     logging.set_verbosity_error()

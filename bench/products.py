@@ -1,10 +1,11 @@
-"""Matrix products with what follows them: Inductor's templates against torch's kernels and regions.
+"""The benchmark of matrix products with the calls that follow: Inductor's templates against torch's kernels and
+regions.
 
     python -m bench.products [--dtype bfloat16] [--backward] [--rounds 15]
 
-torch.compile, its mode max-autotune without CUDA graphs, forge and forge with select="measured", compiled first and
-then timed in turn: milliseconds of a call, and its time over torch.compile's. Below each table is what forge measured.
-Sizes are those of a large model on a GPU, and small on a CPU, where Inductor's C++ has a template for batches alone.
+torch.compile, its mode max-autotune without CUDA graphs, forge and forge with select="measured", are compiled first and
+then timed in turn: milliseconds per call, and the ratio to torch.compile. Below each table are forge's measurements.
+Sizes are those of a large model on a GPU, and small on a CPU, where Inductor's C++ has a template for batches only.
 """
 
 import argparse
@@ -24,7 +25,8 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4}  # 
 
 
 class Sizes(NamedTuple):
-    """rows: tokens. hidden, inner: the widths of a feed-forward block. experts: products of one batch."""
+    """The sizes of a case. rows: tokens. hidden, inner: the widths of a feed-forward block. experts: products of one
+    batch."""
 
     rows: int
     hidden: int
@@ -56,7 +58,7 @@ def experts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def cases(device: str, dtype: torch.dtype) -> Iterator[tuple[Callable[..., torch.Tensor], list[torch.Tensor]]]:
-    """Yield functions and their inputs; the variance of what is summed is 1."""
+    """Yield functions and their inputs; the summands have variance 1."""
     rows, hidden, inner, count = SIZES[device]
 
     def randn(*shape: int, over: int = 1) -> torch.Tensor:
@@ -73,7 +75,7 @@ def cases(device: str, dtype: torch.dtype) -> Iterator[tuple[Callable[..., torch
 
 
 def systems(function: Callable) -> dict[str, Callable]:
-    """Return the systems by name; the first is what the others are compared with."""
+    """Return the systems by name; the first is the reference."""
     options: dict[str, Any] = {"cuda_graphs": False, "cache": False}
     return {
         "torch.compile": torch.compile(function),

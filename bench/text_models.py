@@ -1,6 +1,6 @@
-"""Text models of the transformers library, each tiny and from its config, and a count of what their modules compute.
+"""The text models of the transformers library, each tiny and from its config, and a count of their modules' operations.
 
-The count is taken in eager, from the models' own modules and functions: it knows nothing of forge's matcher.
+The count is taken in eager, from the models' own modules and functions, independently of forge's matcher.
 """
 
 import inspect
@@ -89,7 +89,7 @@ NAMES = (*CAUSAL, *SEQUENCE)
 
 
 def build(name: str, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Any]]:
-    """The model, ready to train, and the arguments of its call: the same for one name each time."""
+    """Return the model, ready to train, and the arguments of its call: the same every time for a name."""
     torch.manual_seed(0)
     if name in SEQUENCE:
         kind, changes = SEQUENCE[name]
@@ -101,7 +101,7 @@ def build(name: str, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def _scatter_weights(model: nn.Module) -> None:
-    """Norms begin as ones or zeros, with which a wrong match could be right."""
+    """Scatter the weights of norms, which are initially ones or zeros, with which a wrong match could be correct."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -135,7 +135,8 @@ def counting(model: nn.Module) -> Iterator[Counter]:
 
 
 def _kind(module: nn.Module) -> str | None:
-    """Return the kind of a module of transformers, by its name and its parts; torch's own norms are single calls."""
+    """Return the kind of a module of transformers, from its name and its submodules; torch's own norms are single
+    calls."""
     cls = type(module)
     if not cls.__module__.startswith("transformers."):
         return None
@@ -146,7 +147,7 @@ def _kind(module: nn.Module) -> str | None:
 
 
 def _wrapped(module: Any, name: str, counts: Counter) -> Callable[[], None]:
-    """Make a rotary function count the tensors that it rotates; return what undoes that.
+    """Make a rotary function count the tensors that it rotates; return a function that undoes that.
 
     Nested rotary calls are not counted again.
     """

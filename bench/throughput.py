@@ -1,10 +1,10 @@
-"""Whole models: time a step, memory and first call of forge against eager and torch.compile.
+"""The benchmark of whole models: step time, memory and first call of forge against eager and torch.compile.
 
     python -m bench.throughput [--device cpu|cuda] [--only NAME …] [--rounds 5] [--kernels FOLDER]
                                [--freeze] [--cuda-graphs] [--nvfuser] [--json FILE] [--png FILE]
 
-All systems run in one process, in turn; each has a deep copy of the model. `memory` is what a step holds at its peak
-beyond the parameters and gradients (CUDA), or what the forward saves for the backward (CPU).
+All systems run in one process, in turn; each has a deep copy of the model. `memory` is the peak of a step beyond the
+parameters and gradients (CUDA), or the bytes that the forward saves for the backward (CPU).
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 class Chain(nn.Module):
-    """Pointwise calls, a norm and a softmax; returns a number where it trains."""
+    """Pointwise calls, a norm and a softmax; returns a number in training."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -137,7 +137,8 @@ CASES: dict[str, dict[str, Callable[[], Case]]] = {
 
 
 class Measured(NamedTuple):
-    """Seconds of each round, bytes held, seconds of the first call, and the loss or the sum of the output."""
+    """The measurements of a system: seconds of each round, bytes held, seconds of the first call, and the loss or the
+    sum of the output."""
 
     seconds: list[float]
     memory: int
@@ -146,7 +147,7 @@ class Measured(NamedTuple):
 
 
 def measure(case: Case, compared: list[System], rounds: int) -> dict[str, Measured]:
-    """Every system on a copy of the model."""
+    """Measure every system on a copy of the model."""
     runs: dict[str, Callable[[], Any]] = {}
     first, memory, values = {}, {}, {}
     for system in compared:
@@ -177,7 +178,8 @@ def _value(result: Any) -> float:
 
 
 def _peak_bytes(run: Callable, prepared: Callable, model: nn.Module, case: Case) -> int:
-    """Return the bytes at a step's peak beyond what is there before it; on the CPU, of what its forward saves."""
+    """Return the bytes at a step's peak beyond those allocated before it; on the CPU, the bytes that its forward
+    saves."""
     gc.collect()
     if next(iter(case.arguments.values())).is_cuda:
         run()
@@ -282,7 +284,7 @@ def _as_json(results: dict[str, dict[str, Measured]], device: str) -> dict[str, 
 
 def _draw(results: dict[str, dict[str, Measured]], path: Path) -> None:
     """Draw bars of time by case, as ratios to eager."""
-    import matplotlib.pyplot as plt  # only who asks for a picture needs it
+    import matplotlib.pyplot as plt  # only needed for a plot
 
     figure, axes = plt.subplots(figsize=(8, 0.7 * len(results) + 1.5))
     names = list(results)

@@ -1,4 +1,4 @@
-"""Timing of the benchmarks on a GPU, and tables of the results."""
+"""Timing on a GPU, and tables of results, for the benchmarks."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from forge.support.timing import seconds_per_call
 
 
 def device_seconds(run: Callable[[], Any], *, rounds: int = 9, batch_seconds: float = 5e-4) -> float:
-    """Return the seconds of a call on the GPU without its launch, the median over replays of a graph of calls."""
+    """Return the seconds of a call on the GPU without its launch: the median over replays of a graph of calls."""
     calls = max(1, min(30, int(batch_seconds / seconds_per_call(run, 5))))
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -39,7 +39,7 @@ def device_seconds(run: Callable[[], Any], *, rounds: int = 9, batch_seconds: fl
 
 
 def exposed_seconds(trace: Path) -> float:
-    """Return the seconds in which a device does nothing but communicate, by a trace that torch.profiler exported.
+    """Return the seconds in which a device does nothing but communicate, in a trace exported by torch.profiler.
 
     These are the times of NCCL's kernels during which no other kernel or copy runs.
     """
@@ -51,7 +51,7 @@ def exposed_seconds(trace: Path) -> float:
 
 
 def _covered(events: Iterable[dict[str, Any]]) -> float:
-    """Return for how many µs at least one of the events was on its way."""
+    """Return the µs covered by at least one of the events."""
     covered, until = 0.0, -math.inf
     for start, end in sorted((each["ts"], each["ts"] + each["dur"]) for each in events):
         covered += max(0.0, end - max(start, until))
@@ -60,5 +60,5 @@ def _covered(events: Iterable[dict[str, Any]]) -> float:
 
 
 def show_table(rows: list[Sequence[str]]) -> None:
-    """Columns, aligned."""
+    """Print the rows in aligned columns."""
     print(*table(rows), sep="\n")

@@ -1,6 +1,6 @@
 """More models for `bench.zoo --only`, which a run of the zoo leaves out: forge was not tuned on them.
 
-They tell how far the zoo's figures hold for other models. Sizes are as in bench/zoo_models.py.
+They show how far the zoo's figures apply to other models. Sizes are as in bench/zoo_models.py.
 """
 
 from collections.abc import Callable

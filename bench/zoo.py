@@ -1,12 +1,12 @@
-"""Models of all families, at real sizes: a step of forge against torch.compile and eager.
+"""The benchmark of models of all families at real sizes: a step of forge against torch.compile and eager.
 
     python -m bench.zoo [--device cpu|cuda] [--only NAME …] [--minutes M] [--results FILE] [--jobs N] [--autotune]
                         [--png FILE] [--write PAGE]
 
-Each model is a process of its own. All compile side by side, without anything on disk; once all are ready they are
-measured one at a time, training and inference, by wall clock, kernels, peak memory, first call, and agreement with
-eager. Results are lines of JSON in FILE, and a model that is there is not run again: the same command goes on after a
-run that `--minutes` ended. `--only` also finds the models of bench/unseen_models.py, on which nothing was tuned.
+Each model has its own process. All compile concurrently, without caches on disk; when all are ready they are measured
+one at a time, in training and inference: wall clock, kernels, peak memory, first call, and agreement with eager.
+Results are lines of JSON in FILE, and a model with results is not run again: the same command continues a run that
+`--minutes` ended. `--only` also finds the models of bench/unseen_models.py, on which nothing was tuned.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from typing import Any
 MODES = ("training", "inference")
 EAGER, PEER, AUTOTUNED, OURS = "eager", "torch.compile", "torch.compile, max-autotune", "forge"
 _KERNELS = 25  # of each system: the longest, in the results
-_MEASURING = 15.0  # seconds that a model's measuring takes, about
+_MEASURING = 15.0  # approximate seconds of a model's measurement
 
-# one model, in a process of its own
+# one model, in its own process
 
 
 def work(name: str, device: str, autotune: bool, rounds: int) -> None:
-    """Compile a model by each system, wait for the parent's word, measure, and print the results as JSON."""
+    """Compile a model by each system, wait for the parent's signal, measure, and print the results as JSON."""
     import torch
 
     prepared = {}
@@ -51,11 +51,11 @@ def work(name: str, device: str, autotune: bool, rounds: int) -> None:
         systems, failures = prepared.pop(mode)
         print(json.dumps({"model": name, "mode": mode, **_measure(systems, failures, device, rounds)}), flush=True)
         del systems
-        _free(device)  # what graphs hold
+        _free(device)  # memory of graphs
 
 
 class _Prepared:
-    """A system's step, compiled: its first call's seconds, and what waits until it has compiled all."""
+    """A system's compiled step: the seconds of its first call, and a function that waits for all compilation."""
 
     def __init__(
         self, run: Callable[[], Any], compiled: Any, model: Any, first: float, finish: Callable[[Any], Any]
@@ -91,7 +91,7 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
     failures: dict[str, str] = {}
     for system in _systems(System, entry, autotune):
         memo = {id(each): each for each in model.parameters()}
-        own = copy.deepcopy(model, memo)  # buffers of its own
+        own = copy.deepcopy(model, memo)  # separate buffers
         try:
             step = system.prepare(own)
             run = inference(step, arguments)
@@ -113,11 +113,11 @@ def _prepare(name: str, device: str, training: bool, autotune: bool) -> tuple[di
 
 
 def _free(device: str) -> None:
-    """Give back the memory that nothing holds: other models compile on the same GPU."""
+    """Free the memory that nothing holds: other models compile on the same GPU."""
     import torch
 
     gc.collect()
-    gc.collect()  # what the finalizers of the first left
+    gc.collect()  # objects that the finalizers of the first collection left
     if device == "cuda":
         torch.cuda.empty_cache()
 
@@ -177,7 +177,7 @@ def _measure(systems: Mapping[str, _Prepared], failures: dict[str, str], device:
     other_graphs = _bytes_of_graphs(device)
 
     for each in systems.values():
-        for _ in range(2 * CALLS_TO_PROMOTE):  # forge compiles again what is called often
+        for _ in range(2 * CALLS_TO_PROMOTE):  # forge recompiles programs that are called often
             each.run()
         each.finish(each.compiled)
         for _ in range(CALLS_TO_PROMOTE):
@@ -261,7 +261,7 @@ def _on_gpu(each: _Prepared) -> dict[str, Any]:
 
 
 def run_all(options: argparse.Namespace, names: list[str]) -> None:
-    """Compile the models side by side and measure them one at a time; results are appended to the file of results."""
+    """Compile the models concurrently and measure them one at a time; append the results to the file of results."""
     deadline = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         running = _Workers(options, folder)
@@ -368,14 +368,14 @@ class _Workers:
 
     def _kill(self, name: str) -> None:
         process = self.processes[name]
-        for pid in (process.pid, *_descendants(process.pid)):  # compilers start sessions of their own
+        for pid in (process.pid, *_descendants(process.pid)):  # compilers start their own sessions
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
         process.wait()
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the processes that a process started, and those that they started."""
+    """Return the descendants of a process."""
     parents: dict[int, list[int]] = defaultdict(list)
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -395,7 +395,7 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def ratio(result: dict[str, Any], key: str = "seconds", peer: str = PEER) -> float | None:
-    """Return forge's figure over a peer's; of times, the median over rounds."""
+    """Return forge's figure over a peer's; for times, the median over rounds."""
     systems = result["systems"]
     if OURS not in systems or peer not in systems:
         return None
@@ -419,7 +419,7 @@ def _summary(result: dict[str, Any]) -> str:
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the values that are there."""
+    """Return the geometric mean of the values that are not None."""
     logs = [math.log(each) for each in values if each is not None and each > 0]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
@@ -471,7 +471,7 @@ def rows_on(page: Path) -> Rows:
 
 
 def summary(rows: Rows) -> str:
-    """Return ratios as a table in Markdown, with geometric means last."""
+    """Return the ratios as a table in Markdown, with geometric means last."""
     means = [geometric_mean(values) for values in zip(*rows.values(), strict=True)]
     lines = list(_HEAD)
     for name, values in {**rows, _MEAN: means}.items():
@@ -502,7 +502,7 @@ def write(page: Path, rows: Rows, title: str, png: Path | None) -> None:
 
 def draw(rows: Rows, title: str, path: Path) -> None:
     """Draw the ratios of time to torch.compile's, by model."""
-    import matplotlib.pyplot as plt  # only who asks for a picture needs it
+    import matplotlib.pyplot as plt  # only needed for a plot
 
     figure, axes = plt.subplots(figsize=(8, 0.32 * len(rows) + 1.2))
     for offset, (mode, color) in enumerate(zip(MODES, ("#1f6feb", "#8fb8f6"), strict=True)):

@@ -1,5 +1,5 @@
-"""The models of `bench.zoo`, each of random weights: all families, at the sizes that are trained and, as "small", at
-sizes for two CPU cores.
+"""The models of `bench.zoo`, with random weights: all families, at realistic sizes and, as "small", at sizes for two
+CPU cores.
 
 A model is a function of `real` that returns a module and the arguments of its call, labels included, so that the module
 returns its loss.
@@ -56,7 +56,7 @@ def causal(
     inner: int | None = None,
     **changes: Any,
 ) -> tuple[nn.Module, Arguments]:
-    """Return a decoder with its loss on random tokens; at "small", of three layers of a quarter of the heads."""
+    """Return a decoder with its loss on random tokens; at "small", with three layers of a quarter of the heads."""
     if not real:
         head = width // heads
         heads, kv_heads = max(2, heads // 4), kv_heads and max(1, kv_heads // 4)
@@ -402,7 +402,7 @@ def dit(real: bool) -> tuple[nn.Module, Arguments]:
 
 
 class Recurrent(nn.Module):
-    """A language model of two LSTMs; returns the loss where labels are given."""
+    """A language model of two LSTMs; returns the loss if labels are given."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()

@@ -164,7 +164,7 @@ def test_the_mask_of_an_empty_batch_has_a_gradient_of_zeros():
 
 
 def test_a_composition_is_what_the_program_was_made_for(monkeypatch):
-    """Where sizes are symbolic, a kernel may take the call of which it was not known before it ran."""
+    """With symbolic sizes, a kernel may take a call for which that was not known before it ran."""
     monkeypatch.setattr(attention, "_choose", lambda call, leaves: (attention._efficient_forward, None))
     function = torch.nn.functional.scaled_dot_product_attention
     jitted = forge.jit(function, dynamic=True, executors=["torch"], cache=False)

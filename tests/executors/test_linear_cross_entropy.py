@@ -104,7 +104,7 @@ def test_logits_that_are_returned_are_all_that_is_held(monkeypatch: pytest.Monke
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
-    """Where it is not, they are scaled in the memory in which they were saved."""
+    """Otherwise they are scaled in the memory in which they were saved."""
     hidden, weight, labels = arguments()
     out = forge.jit(loss, executors=["torch"])(hidden, weight, labels)
     found = [torch.autograd.grad(out, (hidden, weight), torch.tensor(3.0), retain_graph=True) for _ in range(2)]
