@@ -1,4 +1,4 @@
-"""clang, the core language: what torch's operations mean once names and signatures are out of the way.
+"""The core language, clang: the meaning of torch's operations, independent of names and signatures.
 
 Its symbols broadcast, promote and count dims from the front, and call prims.
 """

@@ -1,4 +1,4 @@
-"""Sums of products over named dims: what einsum, tensordot and bilinear are written in."""
+"""Sums of products over named dims, the basis of einsum, tensordot and bilinear."""
 
 import math
 from collections import Counter
@@ -20,9 +20,9 @@ Labels = tuple[object, ...]
 def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels], output: Labels) -> TensorProxy:
     """Return the sum over every label that is not in `output` of the product of the operands.
 
-    inputs: one label for each dim of each operand; a repeated one is the diagonal. Dims of one label have one length,
-    or 1. The pairs are contracted along the path that opt_einsum finds, where torch uses it.
-    Raises: RuntimeError where lengths differ.
+    inputs: one label for each dim of each operand; a repeated one is the diagonal. Dims with the same label have the
+    same length, or 1. The pairs are contracted along opt_einsum's path, if torch uses it.
+    Raises: RuntimeError if lengths differ.
     """
     sizes = _lengths(op, operands, inputs)
     terms = [_simplify(operand, labels, sizes) for operand, labels in zip(operands, inputs, strict=True)]
@@ -40,7 +40,7 @@ def contract(op: str, operands: Sequence[TensorProxy], inputs: Sequence[Labels],
 
 
 def contraction_path(inputs: Sequence[Labels], output: Labels, lengths: dict[object, Dim]) -> list[tuple[int, ...]]:
-    """Return the order of pairs: opt_einsum's where torch would use it and it matters, else from left to right."""
+    """Return the order of pairs: opt_einsum's if torch would use it and it matters, else from left to right."""
     count = len(inputs)
     backend = torch.backends.opt_einsum
     if count > 2 and backend.is_available() and backend.enabled:
@@ -87,7 +87,7 @@ def _simplify(x: TensorProxy, labels: Labels, lengths: dict[object, Dim]) -> tup
 
 
 def _diagonal(x: TensorProxy, labels: Labels, label: object) -> tuple[TensorProxy, Labels]:
-    """Make the first two dims of `label` one: every (n + 1)th element of the two, laid out as one."""
+    """Merge the first two dims of `label` to their diagonal: every (n + 1)th element of the two flattened dims."""
     first = labels.index(label)
     second = labels.index(label, first + 1)
     rest = [i for i in range(x.ndim) if i not in (first, second)]
@@ -107,7 +107,8 @@ def _sum_out(x: TensorProxy, labels: Labels, live: set[object]) -> tuple[TensorP
 def _contract_pair(
     left: tuple[TensorProxy, Labels], right: tuple[TensorProxy, Labels], live: set[object]
 ) -> tuple[TensorProxy, Labels]:
-    """Return the product of two terms, summed over what is not kept: a batched matrix product, or a multiplication."""
+    """Return the product of two terms, summed over the labels not in `live`: a batched matrix product, or a
+    multiplication."""
     a, a_labels = _sum_out(*left, live | set(right[1]))
     b, b_labels = _sum_out(*right, live | set(left[1]))
     shared = [label for label in a_labels if label in b_labels]
@@ -131,7 +132,7 @@ def _contract_pair(
 
 
 def _arrange(x: TensorProxy, labels: Labels, order: list[object], groups: tuple[int, ...]) -> TensorProxy:
-    """x with its dims in `order`, then those of each group (a count of dims; the last takes the rest) made one."""
+    """Return x with its dims in `order`, and those of each group (a count of dims; the last takes the rest) merged."""
     x = permute(x, [labels.index(label) for label in order])
     if not groups:
         return x

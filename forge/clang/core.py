@@ -31,7 +31,7 @@ _symbols: dict[str, Symbol] = {}
 def clangop(*operators: str) -> Callable[[Callable[..., T]], Symbol[T]]:
     """Make the decorated function a symbol of the core language.
 
-    There it is the meaning of the method of its own name and of `operators` (forge/ir/proxies.py has their names).
+    In that language, it implements the method of its own name and `operators` (their names are in forge/ir/proxies.py).
     """
 
     def decorate(body: Callable[..., T]) -> Symbol[T]:
@@ -56,14 +56,14 @@ def convert(x: TensorProxy, dtype: torch.dtype) -> TensorProxy: ...
 @overload
 def convert(x: T, dtype: torch.dtype) -> T: ...
 def convert(x: Any, dtype: torch.dtype) -> Any:
-    """x as `dtype`; itself when it has it, or is a number."""
+    """Return x as `dtype`; x itself if it has that dtype, or is a number."""
     if not isinstance(x, TensorProxy) or x.dtype == dtype:
         return x
     return prims.convert_element_type(x, dtype)
 
 
 def as_gradient(g: TensorProxy, dtype: torch.dtype) -> TensorProxy:
-    """Return a gradient in the dtype of what it is of: the real part for a real value."""
+    """Return a gradient in the dtype of its value: the real part for a real value."""
     if g.dtype.is_complex and not dtype.is_complex:
         g = prims.real(g)
     return convert(g, dtype)
@@ -72,7 +72,7 @@ def as_gradient(g: TensorProxy, dtype: torch.dtype) -> TensorProxy:
 def broadcast_shapes(op: str, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the shape that tensors of these shapes broadcast to.
 
-    Raises RuntimeError naming the shapes when they do not. Source: torch.broadcast_shapes.
+    Raises RuntimeError naming the shapes if they do not broadcast. Source: torch.broadcast_shapes.
     """
     rank = max(map(len, shapes))
     result: list[Dim] = [1] * rank
@@ -101,7 +101,7 @@ def known_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 
 def expand_to(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
-    """x broadcast to `shape`; itself when it has it."""
+    """Return x broadcast to `shape`; x itself if it has that shape."""
     if known_equal(x.shape, shape):
         return x
     offset = len(shape) - x.ndim
@@ -109,7 +109,7 @@ def expand_to(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
 
 
 def broadcast(op: str, *operands: Any) -> tuple[Any, ...]:
-    """Return the operands with every tensor expanded to their common shape; numbers as they are."""
+    """Return the operands with every tensor expanded to their common shape; numbers unchanged."""
     shapes = [operand.shape for operand in operands if isinstance(operand, TensorProxy)]
     if all(known_equal(shape, shapes[0]) for shape in shapes[1:]):
         return operands
@@ -121,18 +121,19 @@ def broadcast(op: str, *operands: Any) -> tuple[Any, ...]:
 
 
 def _beside(x: TensorProxy, device: torch.device) -> TensorProxy:
-    """Move a 0-d CPU tensor, which may go with tensors of another device, there when it must be expanded."""
+    """Move a 0-d CPU tensor, which may be mixed with tensors on another device, to that device if it must be
+    expanded."""
     return x if x.device == device else prims.device_put(x, device)
 
 
 def prepare(op: str, *operands: Any, kind: Promotion = Promotion.DEFAULT) -> tuple[Any, ...]:
-    """Operands in one dtype and one shape, for an elementwise prim."""
+    """Return the operands in one dtype and one shape, for an elementwise prim."""
     dtype = compute_dtype(*operands, kind=kind)
     return broadcast(op, *[convert(operand, dtype) for operand in operands])
 
 
 def canonical_dims(op: str, dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """Return dims counted from the front; None (or an empty sequence) is all of them."""
+    """Return dims counted from the front; None (or an empty sequence) means all of them."""
     if dims is None or (isinstance(dims, (tuple, list)) and not dims):
         return tuple(range(ndim))
     if isinstance(dims, INT_TYPES):

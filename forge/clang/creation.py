@@ -1,4 +1,4 @@
-"""Creation: torch's defaults of dtype and device."""
+"""The creation of tensors, with torch's defaults of dtype and device."""
 
 import math
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def from_numbers(data: Any, dtype: torch.dtype | None = None, device: torch.devi
 
 
 def arange(start: Real, end: Real, step: Real, dtype: torch.dtype | None, device: torch.device) -> TensorProxy:
-    """start, start + step, … before end. Dtypes: int64 of integers, else the default float dtype."""
+    """Return start, start + step, … before end. Dtypes: int64 for integers, else the default float dtype."""
     if dtype is None:
         inferred = dtype_of(start, end, step)
         dtype = torch.int64 if category(inferred) < 2 else inferred
@@ -87,7 +87,7 @@ def linspace(
 
 
 def check_supported(op: str, **options: Any) -> None:
-    """Raise NotImplementedError for an option of torch's factories that changes what a tensor is."""
+    """Raise NotImplementedError for an option of torch's factories that changes the kind of tensor."""
     allowed = {"layout": (None, torch.strided), "requires_grad": (False,), "generator": (None,), "names": (None,)}
     for name, value in options.items():
         check(

@@ -1,4 +1,4 @@
-"""Elementwise operations with torch's broadcasting and type promotion."""
+"""The elementwise operations with torch's broadcasting and type promotion."""
 
 import builtins
 from collections.abc import Callable
@@ -94,24 +94,24 @@ signbit = _unary(prims.signbit)
 
 @clangop()
 def conj(x: TensorProxy) -> TensorProxy:
-    """Return the complex conjugate; a real x itself."""
+    """Return the complex conjugate; a real x is returned itself."""
     return prims.conj(x) if x.dtype.is_complex else x
 
 
 @clangop()
 def real(x: TensorProxy) -> TensorProxy:
-    """Return the real part; a real x itself."""
+    """Return the real part; a real x is returned itself."""
     return prims.real(x) if x.dtype.is_complex else x
 
 
 @clangop()
 def sgn(x: TensorProxy) -> TensorProxy:
-    """x / |x|, 0 at 0."""
+    """Return x / |x|, with 0 at 0."""
     return prims.direction(x)
 
 
 def squared_size(x: TensorProxy) -> TensorProxy:
-    """|x|^2, a real number."""
+    """Return |x|^2, a real number."""
     if not x.dtype.is_complex:
         return prims.mul(x, x)
     parts = prims.real(x), prims.imag(x)
@@ -119,7 +119,7 @@ def squared_size(x: TensorProxy) -> TensorProxy:
 
 
 def widen(x: TensorProxy) -> TensorProxy:
-    """x in the precision that torch's kernels compute several steps in: float32 for half precision."""
+    """Return x in the precision in which torch's kernels compute several steps: float32 for half precision."""
     return convert(x, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -197,7 +197,8 @@ prims.binary_rule(pow, prims.binary_derivatives[prims.pow])
 
 @clangop()
 def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    """condition ? a : b, elementwise. Shapes: broadcast together. Dtypes: condition is bool; a and b are promoted."""
+    """Return condition ? a : b, elementwise. Shapes: broadcast together. Dtypes: condition is bool; a and b are
+    promoted."""
     torch_check(
         condition.dtype in (torch.bool, torch.uint8),
         lambda: f"where: expected condition to be a boolean tensor, but it is {condition}; compare it with 0 first",
@@ -216,13 +217,13 @@ prims.register_vjp(where, a=lambda g, condition: where(condition, g, 0), b=lambd
 
 @clangop()
 def to(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
-    """x as `dtype`; x itself when it has it."""
+    """Return x as `dtype`; x itself if it has that dtype."""
     return convert(x, dtype)
 
 
 @clangop()
 def square(x: TensorProxy) -> TensorProxy:
-    """x * x. Dtypes: the square of a bool is int64."""
+    """Return x * x. Dtypes: the square of a bool is int64."""
     x = convert(x, torch.int64) if x.dtype == torch.bool else x
     return prims.mul(x, x)
 
@@ -237,7 +238,7 @@ def logical_not(x: TensorProxy) -> TensorProxy:
 
 
 def as_bool(x: Any) -> Any:
-    """Return whether x is not 0, of a tensor or a number."""
+    """Return whether x, a tensor or a number, is not 0."""
     if not isinstance(x, TensorProxy):
         return builtins.bool(x)
     return x if x.dtype == torch.bool else prims.ne(x, 0)

@@ -1,4 +1,5 @@
-"""Indexing: Python's and numpy's keys, and torch's functions that read and write at places that tensors name."""
+"""The indexing operations: Python's and NumPy's keys, and torch's functions that read and write at places given by
+tensors."""
 
 import builtins
 from collections.abc import Callable, Sequence
@@ -20,11 +21,10 @@ _MASK_DTYPES = (torch.bool, torch.uint8)
 
 
 class IndexedView:
-    """A key applied to a tensor as far as it makes views.
+    """The part of a key that makes views, applied to a tensor.
 
-    `tensor` is the view; `indices` holds what is left to do, one entry a dim of `tensor` (a mask stands for all of its
-    dims), or is empty; `undo` has a function for each view in order, from the view's new value to that of what it
-    shows.
+    tensor: the view. indices: the remaining indices, one entry per dim of `tensor` (a mask stands for all of its dims),
+    or empty. undo: a function for each view in order, from the view's new value to that of its base.
     """
 
     def __init__(self, x: TensorProxy) -> None:
@@ -42,7 +42,7 @@ class IndexedView:
         self.dim += index.ndim if index is not None and index.dtype in _MASK_DTYPES else 1
 
     def write(self, new: TensorProxy) -> TensorProxy:
-        """Return the tensor with what is shown replaced by `new`."""
+        """Return the tensor with the viewed elements replaced by `new`."""
         for undo in reversed(self.undo):
             new = undo(new)
         return new
@@ -61,7 +61,7 @@ def is_basic(key: Any) -> bool:
 
 
 def read_key(op: str, x: TensorProxy, key: Any) -> IndexedView:
-    """Apply a key's ints, slices and Nones, and collect its index tensors. Raises IndexError as torch does."""
+    """Apply a key's ints, slices and Nones, and collect its index tensors. Raises IndexError like torch."""
     result = IndexedView(x)
     for item in _complete(op, x, key):
         if item is None:
@@ -78,7 +78,7 @@ def read_key(op: str, x: TensorProxy, key: Any) -> IndexedView:
 
 
 def _complete(op: str, x: TensorProxy, key: Any) -> list[Any]:
-    """Return the items of a key, with the slices that an Ellipsis stands for."""
+    """Return the items of a key, with an Ellipsis expanded to slices."""
     items = [_as_item(op, x, item) for item in (key if isinstance(key, tuple) else (key,))]
     used = builtins.sum(_dims_of(item) for item in items)
     check(
@@ -100,7 +100,7 @@ def _dims_of(item: Any) -> int:
 
 
 def _as_item(op: str, x: TensorProxy, item: Any) -> Any:
-    """Return a list as a tensor; anything else that is a valid item as it is."""
+    """Return a list as a tensor; any other valid item unchanged."""
     if isinstance(item, (list, tuple, range)):
         return _list_index(op, x, list(item))
     if isinstance(item, TensorProxy):
@@ -196,7 +196,7 @@ def _check_mask(result: IndexedView, mask: TensorProxy) -> None:
 
 @clangop()
 def getitem(x: TensorProxy, key: Any) -> TensorProxy:
-    """x[key]. Raises NotImplementedError for masks: the shape of the result would depend on data."""
+    """Return x[key]. Raises NotImplementedError for masks: the shape of the result would depend on data."""
     items = key if isinstance(key, tuple) else (key,)
     masked = any(isinstance(item, TensorProxy) and item.dtype in _MASK_DTYPES for item in items)
     check(
@@ -231,7 +231,7 @@ def with_item(x: TensorProxy, key: Any, value: TensorProxy | Number) -> TensorPr
 
 
 def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
-    """Return x[key] summed to `shape`: the gradient of what was written there. A mask may be in the key."""
+    """Return x[key] summed to `shape`: the gradient of a value written there. The key may contain a mask."""
     result = read_key("getitem", x, key)
     view = result.tensor
     if result.indices:
@@ -243,7 +243,7 @@ def item_sum(x: TensorProxy, key: Any, shape: Sequence[Dim]) -> TensorProxy:
 
 
 def _fit_value(view: TensorProxy, value: TensorProxy) -> TensorProxy:
-    """Return `value` as what is written to all of `view`; leading dims of length 1 go, as in torch."""
+    """Return `value` in the shape of all of `view`; leading dims of length 1 are dropped, as in torch."""
     extra = builtins.max(value.ndim - view.ndim, 0)
     torch_check(
         all(statically_true(size == 1) for size in value.shape[:extra])
@@ -260,7 +260,7 @@ def _fit_value(view: TensorProxy, value: TensorProxy) -> TensorProxy:
 
 
 def _put(view: TensorProxy, indices: tuple[TensorProxy | None, ...], value: TensorProxy) -> TensorProxy:
-    """Return `view` with the places of the index tensors replaced; one mask becomes a where if the value allows it."""
+    """Return `view` with the indexed elements replaced; a single mask becomes a where if the value allows it."""
     last = indices[-1]
     assert last is not None, "the indices end in a tensor"
     first = len(indices) - 1
@@ -291,7 +291,7 @@ def _vector_index(op: str, x: TensorProxy, dim: int, index: TensorProxy) -> tupl
 
 @clangop()
 def index_select(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    """Return the slices of x along `dim` that `index` names. Shapes: index is a vector."""
+    """Return the slices of x along `dim` at the indices in `index`. Shapes: index is a vector."""
     dim, index = _vector_index("index_select", x, dim, index)
     if x.ndim == 0:
         return reshape(prims.index(reshape(x, (1,)), (index,)), ())
@@ -300,13 +300,13 @@ def index_select(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
 
 @clangop()
 def index_add(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
-    """x with the slices of `source` added to those that `index` names."""
+    """Return x with the slices of `source` added to the slices at `index`."""
     return _index_write("index_add", x, dim, index, source, accumulate=True)
 
 
 @clangop()
 def index_copy(x: TensorProxy, dim: int, index: TensorProxy, source: TensorProxy) -> TensorProxy:
-    """x with the slices that `index` names replaced by those of `source`."""
+    """Return x with the slices at `index` replaced by those of `source`."""
     return _index_write("index_copy", x, dim, index, source, accumulate=False)
 
 
@@ -343,7 +343,7 @@ prims.register_vjp(
 
 @clangop()
 def index_fill(x: TensorProxy, dim: int, index: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
-    """x with the slices that `index` names filled with `value`. Shapes: value is 0-d."""
+    """Return x with the slices at `index` filled with `value`. Shapes: value is 0-d."""
     torch_check(
         not isinstance(value, TensorProxy) or value.ndim == 0,
         lambda: f"index_fill: only supports a 0-dimensional value tensor, but got {value}",
@@ -373,13 +373,14 @@ prims.register_vjp(
 
 @clangop()
 def gather(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    """out[i][j][k] = x[i][index[i][j][k]][k] for dim=1."""
+    """Return out with out[i][j][k] = x[i][index[i][j][k]][k] for dim=1."""
     return prims.gather(x, check_dim("gather", dim, x.ndim), index)
 
 
 @clangop()
 def masked_fill(x: TensorProxy, mask: TensorProxy, value: TensorProxy | Number) -> TensorProxy:
-    """`value` where mask is true, else x; x and mask are broadcast together. Shapes: value is 0-d. Dtypes: x's."""
+    """Return `value` where mask is true, else x; x and mask are broadcast together. Shapes: value is 0-d. Dtypes:
+    x's."""
     torch_check(mask.dtype == torch.bool, lambda: f"masked_fill: only supports boolean masks, but got mask {mask}")
     torch_check(
         not isinstance(value, TensorProxy) or value.ndim == 0,

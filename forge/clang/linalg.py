@@ -1,4 +1,4 @@
-"""Matrix products with torch's broadcasting, sums of products, norms."""
+"""The matrix products with torch's broadcasting, sums of products, and norms."""
 
 import math
 
@@ -15,14 +15,14 @@ from forge.prims.core import torch_check
 
 @clangop()
 def matmul(a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    """torch.matmul: vectors get a dim of length 1, batch dims broadcast."""
+    """Return torch.matmul: vectors get a dim of length 1, batch dims broadcast."""
     torch_check(
         a.ndim > 0 and b.ndim > 0,
         lambda: f"matmul: both arguments to matmul need to be at least 1D, but they are {a} and {b}",
     )
     left = unsqueeze(a, 0) if a.ndim == 1 else a
     right = unsqueeze(b, 1) if b.ndim == 1 else b
-    if right.ndim == 2 and left.ndim > 2:  # one product of matrices instead of a batch of them
+    if right.ndim == 2 and left.ndim > 2:  # one matrix product instead of a batch of them
         flat = prims.matmul(as_rows(left), right)
         out = reshape(flat, (*left.shape[:-1], right.shape[-1]))
     else:
@@ -36,7 +36,7 @@ def matmul(a: TensorProxy, b: TensorProxy) -> TensorProxy:
 
 
 def as_rows(x: TensorProxy) -> TensorProxy:
-    """x as a matrix, its last dim the columns."""
+    """Return x as a matrix, its last dim the columns."""
     return reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
@@ -66,7 +66,8 @@ def _matmul_grad(a: TensorProxy, b: TensorProxy) -> TensorProxy:
 
 
 def _drop(gradient: TensorProxy, vector: TensorProxy, matrix_dim: int) -> TensorProxy:
-    """Return the gradient of a vector that was made a matrix: its batch dims summed, its dim of length 1 dropped."""
+    """Return the gradient of a vector that was expanded to a matrix: batch dims are summed, the dim of length 1 is
+    dropped."""
     if vector.ndim > 1:
         return gradient
     dims = tuple(range(gradient.ndim - 2))
@@ -76,7 +77,8 @@ def _drop(gradient: TensorProxy, vector: TensorProxy, matrix_dim: int) -> Tensor
 
 @clangop()
 def vector_norm(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim: bool = False) -> TensorProxy:
-    """(sum of |x|^ord)^(1 / ord) over `dims`; the largest (smallest) |x| for ord inf (-inf), the count of x != 0 for 0.
+    """Return (sum of |x|^ord)^(1 / ord) over `dims`; the largest (smallest) |x| for ord inf (-inf), the count of x != 0
+    for 0.
 
     Dtypes: x is floating point or complex, out real; half precision is summed in float32.
     Source: torch.linalg.vector_norm.
@@ -89,7 +91,7 @@ def vector_norm(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim: bool
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums of `dtype` are accumulated in."""
+    """Return the dtype in which sums of `dtype` are accumulated."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -111,7 +113,7 @@ def _vector_norm_grad(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim
     with outside_regions(math.isinf(ord)):
         out = vector_norm(x, ord, dims, keepdim)
     g, norm = get_grad(out), out
-    if ord == 0:  # as torch has it
+    if ord == 0:  # as in torch
         end_grad(x)
         return out
     if not keepdim and dims:
@@ -121,7 +123,7 @@ def _vector_norm_grad(x: TensorProxy, ord: float, dims: tuple[int, ...], keepdim
 
 
 def norm_backward(x: TensorProxy, ord: float, dims: tuple[int, ...], norm: TensorProxy, g: TensorProxy) -> TensorProxy:
-    """torch's gradient of a norm that keeps its dims, of which the gradient is g: 0 where the norm is 0 and has no
+    """Return torch's gradient of x from the gradient g of a norm that keeps its dims: 0 where the norm is 0 and has no
     slope. Source: norm_backward of torch."""
     if prims.statically_true(x.numel() == 0):
         return x * 0

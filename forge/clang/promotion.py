@@ -1,4 +1,5 @@
-"""Type promotion. Source: torch's "Type Promotion" documentation (tensor attributes), torch.result_type."""
+"""The type promotion of operands. Source: torch's "Type Promotion" documentation (tensor attributes),
+torch.result_type."""
 
 from enum import Enum, auto
 from functools import cache
@@ -12,7 +13,7 @@ __all__ = ["Promotion", "category", "compute_dtype"]
 
 
 class Promotion(Enum):
-    """Rules by which an elementwise operation chooses the dtypes it computes in and returns."""
+    """The rules by which an elementwise operation chooses its compute dtype and its result dtype."""
 
     DEFAULT = auto()  # computes and returns the promoted dtype
     INT_TO_FLOAT = auto()  # integers become the default float dtype (sin, true division)
@@ -23,7 +24,7 @@ _CATEGORY = {bool: 0, int: 1, torch.SymInt: 1, torch.SymBool: 0, float: 2, torch
 
 
 def category(dtype: torch.dtype) -> int:
-    """0 bool, 1 integer, 2 floating point, 3 complex."""
+    """Return the category of a dtype: 0 bool, 1 integer, 2 floating point, 3 complex."""
     if dtype == torch.bool:
         return 0
     if dtype.is_complex:
@@ -32,7 +33,7 @@ def category(dtype: torch.dtype) -> int:
 
 
 def compute_dtype(*operands: TensorProxy | Number, kind: Promotion = Promotion.DEFAULT) -> torch.dtype:
-    """Return the dtype that an elementwise operation on these operands computes in."""
+    """Return the dtype in which an elementwise operation on these operands computes."""
     key = tuple(
         [(a.dtype, len(a.shape) > 0) if isinstance(a, TensorProxy) else (_CATEGORY[type(a)], False) for a in operands]
     )
@@ -72,7 +73,7 @@ def _promote(key: tuple[tuple[Any, bool], ...], int_to_float: bool, default_floa
 
 
 def _lift(lower: torch.dtype, higher: torch.dtype) -> torch.dtype:
-    """Return the dtype when an operand of a higher category but lower priority joins `lower`."""
+    """Return the dtype of `lower` combined with an operand of a higher category but lower priority."""
     if higher.is_complex and lower.is_floating_point:
         return (_COMPLEX_OF | _LIFTED).get(lower, torch.complex64)
     return higher

@@ -1,4 +1,4 @@
-"""Reductions with torch's dims, keepdim and accumulation dtypes."""
+"""The reductions with torch's dims, keepdim and accumulation dtypes."""
 
 import math
 from collections.abc import Sequence
@@ -46,8 +46,7 @@ def _summable(x: TensorProxy, dtype: torch.dtype | None) -> TensorProxy:
 
 @clangop()
 def sum(x: TensorProxy, dims: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> TensorProxy:
-    """Return the sum over `dims` (all by default). Dtypes: integers and bools are summed as int64 unless `dtype` is
-    given."""
+    """Return the sum over `dims` (all by default). Dtypes: integers and bools are summed as int64 by default."""
     dims = canonical_dims("sum", dims, x.ndim)
     return _reduce(prims.sum, _summable(x, dtype), dims, keepdim)
 
@@ -87,8 +86,8 @@ def _mean_grad(
 ) -> TensorProxy:
     out = mean(x, dims, keepdim, dtype)
     dims = canonical_dims("mean", dims, x.ndim)
-    share = spread(get_grad(out), x, dims, keepdim)  # before it is divided: as eager's, a tensor of its own memory
-    if not statically_true(x.numel() == 0):  # where no element takes a share, 0 / 0 is no second gradient
+    share = spread(get_grad(out), x, dims, keepdim)  # before the division: like eager's, a tensor in its own memory
+    if not statically_true(x.numel() == 0):  # without elements, 0 / 0 would be nan in the second gradient
         share = share / count(x, dims)
     put_grad(x, as_gradient(share, x.dtype))
     return out
@@ -108,7 +107,7 @@ def amin(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProx
 
 @clangop()
 def any(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy:
-    """Return whether any element over `dims` (all by default) is not 0. Dtypes: out is bool, uint8 of uint8."""
+    """Return whether any element over `dims` (all by default) is not 0. Dtypes: out is bool, uint8 for uint8."""
     out = _reduce(prims.any, x, canonical_dims("any", dims, x.ndim), keepdim)
     return convert(out, torch.uint8) if x.dtype == torch.uint8 else out
 
@@ -122,7 +121,7 @@ def all(x: TensorProxy, dims: Dims = None, keepdim: bool = False) -> TensorProxy
 
 @clangop()
 def var(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepdim: bool = False) -> TensorProxy:
-    """Return the variance over `dims`: the sum of squared distances to the mean over count - correction.
+    """Return the variance over `dims`: the sum of squared distances to the mean, divided by count - correction.
 
     Dtypes: out is real.
     """
@@ -177,7 +176,7 @@ def _std_grad(x: TensorProxy, dims: Dims = None, *, correction: float = 1, keepd
 
 @clangop()
 def logsumexp(x: TensorProxy, dims: Dims, keepdim: bool = False) -> TensorProxy:
-    """log(sum(e^x)) over `dims`, without overflow. Dtypes: integers become the default float dtype."""
+    """Return log(sum(e^x)) over `dims`, without overflow. Dtypes: integers become the default float dtype."""
     dims = canonical_dims("logsumexp", dims, x.ndim)
     x = convert(x, torch.get_default_dtype()) if category(x.dtype) < 2 else x
     wide = widen(x)
@@ -201,5 +200,5 @@ def _logsumexp_grad(x: TensorProxy, dims: Dims, keepdim: bool = False) -> Tensor
 
 @clangop()
 def place_along_dim(g: TensorProxy, indices: TensorProxy, dim: int, shape: Sequence[Dim]) -> TensorProxy:
-    """Zeros of `shape` with g at `indices` along `dim`. Source: aten.value_selecting_reduction_backward."""
+    """Return zeros of `shape` with g at `indices` along `dim`. Source: aten.value_selecting_reduction_backward."""
     return prims.scatter(prims.full(tuple(shape), 0, g.dtype, g.device), dim, indices, g)

@@ -1,4 +1,4 @@
-"""Shape operations with negative dims, lengths of -1 and the rest of torch's conventions."""
+"""The shape operations with negative dims, lengths of -1 and the rest of torch's conventions."""
 
 import math
 import operator
@@ -15,7 +15,7 @@ from forge.prims.core import check_dim, check_dims, same, same_shape, statically
 
 @clangop("view")
 def reshape(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
-    """x's elements with another shape, one length of which may be -1."""
+    """Return x's elements with another shape, one length of which may be -1."""
     shape = infer_length("reshape", x, tuple(shape))
     if len(shape) == x.ndim and all(statically_true(a == b) for a, b in zip(shape, x.shape, strict=True)):
         return x
@@ -23,7 +23,7 @@ def reshape(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
 
 
 def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """`shape` with a -1 replaced by the length that x's number of elements leaves."""
+    """Return `shape` with a -1 replaced by the length that x's number of elements implies."""
     unknown = [i for i, size in enumerate(shape) if statically_true(size == -1)]
     if not unknown:
         return shape
@@ -45,7 +45,7 @@ def infer_length(op: str, x: TensorProxy, shape: tuple[Dim, ...]) -> tuple[Dim, 
 
 @clangop()
 def permute(x: TensorProxy, dims: Sequence[int]) -> TensorProxy:
-    """out's dim i is x's dim dims[i]."""
+    """Permute x's dims: out's dim i is x's dim dims[i]."""
     torch_check(len(dims) == x.ndim, lambda: f"permute: number of dims don't match: x is {x}, dims are {tuple(dims)}")
     dims = check_dims("permute", dims, x.ndim) if x.ndim else ()
     return x if dims == tuple(range(x.ndim)) else prims.permute(x, dims)
@@ -53,7 +53,7 @@ def permute(x: TensorProxy, dims: Sequence[int]) -> TensorProxy:
 
 @clangop()
 def transpose(x: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
-    """x with two dims exchanged."""
+    """Return x with two dims exchanged."""
     dim0, dim1 = check_dim("transpose", dim0, x.ndim), check_dim("transpose", dim1, x.ndim)
     if dim0 == dim1:
         return x
@@ -64,20 +64,20 @@ def transpose(x: TensorProxy, dim0: int, dim1: int) -> TensorProxy:
 
 @clangop("T")
 def reverse_dims(x: TensorProxy) -> TensorProxy:
-    """x with its dims in reverse order."""
+    """Return x with its dims in reverse order."""
     return permute(x, tuple(reversed(range(x.ndim))))
 
 
 @clangop("mT")
 def transpose_matrices(x: TensorProxy) -> TensorProxy:
-    """x with its last two dims exchanged."""
+    """Return x with its last two dims exchanged."""
     torch_check(x.ndim >= 2, lambda: f"tensor.mT is only supported on matrices or batches of matrices. Got {x}")
     return transpose(x, -2, -1)
 
 
 @clangop()
 def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequence[int]) -> TensorProxy:
-    """x with the dims `source` at `destination`, the others in order."""
+    """Return x with the dims `source` at `destination`, the others in order."""
     source, destination = as_tuple(source), as_tuple(destination)
     torch_check(
         len(source) == len(destination),
@@ -95,13 +95,13 @@ def movedim(x: TensorProxy, source: int | Sequence[int], destination: int | Sequ
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return a sequence as a tuple, anything else as a tuple of it."""
+    """Return a sequence as a tuple, anything else as a tuple of one element."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 @clangop()
 def expand(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
-    """x broadcast to `shape`, where -1 keeps a length."""
+    """Return x broadcast to `shape`, where -1 keeps a length."""
     torch_check(
         len(shape) >= x.ndim,
         lambda: (
@@ -132,7 +132,7 @@ def expand(x: TensorProxy, shape: Sequence[Dim]) -> TensorProxy:
 
 @clangop()
 def unsqueeze(x: TensorProxy, dim: int) -> TensorProxy:
-    """x with a dim of length 1 before `dim`."""
+    """Return x with a dim of length 1 before `dim`."""
     dim = check_dim("unsqueeze", dim, x.ndim + 1)
     shape = (*x.shape[:dim], 1, *x.shape[dim:])
     return prims.broadcast_in_dim(x, shape, tuple(d for d in range(len(shape)) if d != dim))
@@ -140,7 +140,7 @@ def unsqueeze(x: TensorProxy, dim: int) -> TensorProxy:
 
 @clangop()
 def squeeze(x: TensorProxy, dims: Iterable[int] | None = None) -> TensorProxy:
-    """x without those of `dims` (all by default) whose length is 1."""
+    """Return x without those of `dims` (all by default) whose length is 1."""
     dims = range(x.ndim) if dims is None else check_dims("squeeze", tuple(dims), x.ndim)
     single = tuple(dim for dim in dims if x.ndim and same(x.shape[dim], 1))
     return prims.squeeze(x, single) if single else x
@@ -148,7 +148,7 @@ def squeeze(x: TensorProxy, dims: Iterable[int] | None = None) -> TensorProxy:
 
 @clangop()
 def flatten(x: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProxy:
-    """x with the dims from start_dim to end_dim made one; a 0-d tensor becomes 1-d."""
+    """Return x with the dims from start_dim to end_dim merged; a 0-d tensor becomes 1-d."""
     start, end = check_dim("flatten", start_dim, x.ndim), check_dim("flatten", end_dim, x.ndim)
     torch_check(
         start <= end,
@@ -161,7 +161,7 @@ def flatten(x: TensorProxy, start_dim: int = 0, end_dim: int = -1) -> TensorProx
 
 @clangop()
 def unflatten(x: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
-    """x with `dim` split into dims of lengths `sizes`, one of which may be -1."""
+    """Return x with `dim` split into dims of lengths `sizes`, one of which may be -1."""
     dim = check_dim("unflatten", dim, x.ndim)
     torch_check(len(sizes) > 0, lambda: "unflatten: sizes must be non-empty")
     sizes = split_length("unflatten", x.shape[dim], tuple(sizes))
@@ -169,7 +169,8 @@ def unflatten(x: TensorProxy, dim: int, sizes: Sequence[Dim]) -> TensorProxy:
 
 
 def split_length(op: str, length: Dim, sizes: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """`sizes` with a -1 replaced so that their product is `length`. Raises RuntimeError where it cannot be."""
+    """Return `sizes` with a -1 replaced so that their product is `length`. Raises RuntimeError if that is
+    impossible."""
     unknown = [i for i, size in enumerate(sizes) if statically_true(size == -1)]
     rest = math.prod(1 if i in unknown else size for i, size in enumerate(sizes))
     valid = len(unknown) < 2 and (
@@ -183,7 +184,7 @@ def split_length(op: str, length: Dim, sizes: tuple[Dim, ...]) -> tuple[Dim, ...
 
 @clangop()
 def select(x: TensorProxy, dim: int, index: Dim) -> TensorProxy:
-    """x[index] along `dim`, which goes."""
+    """Return x[index] along `dim`, without that dim."""
     check(x.ndim > 0, lambda: "select() cannot be applied to a 0-dim tensor", IndexError)
     dim = check_dim("select", dim, x.ndim)
     start = position("select", index, x.shape[dim], dim)
@@ -191,7 +192,7 @@ def select(x: TensorProxy, dim: int, index: Dim) -> TensorProxy:
 
 
 def position(op: str, index: Dim, length: Dim, dim: int) -> Dim:
-    """Return an index counted from the front. Raises IndexError where it is known to be out of range."""
+    """Return an index counted from the front. Raises IndexError if it is known to be out of range."""
     check(
         not statically_true(index >= length) and not statically_true(index < -length),
         lambda: f"{op}: index {index} is out of bounds for dimension {dim} with size {length}",
@@ -203,7 +204,7 @@ def position(op: str, index: Dim, length: Dim, dim: int) -> Dim:
 
 
 def narrow_in_dim(x: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorProxy:
-    """`length` elements from `start` along `dim`; x itself when these are all."""
+    """Return `length` elements from `start` along `dim`; x itself if these are all."""
     if statically_true(start == 0) and statically_true(length == x.shape[dim]):
         return x
     return prims.slice(x, dim, start, start + length)
@@ -211,8 +212,7 @@ def narrow_in_dim(x: TensorProxy, dim: int, start: Dim, length: Dim) -> TensorPr
 
 @clangop()
 def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
-    """Return the tensors one after another along `dim`, promoted to one dtype. 1-d tensors without elements are left
-    out."""
+    """Return the concatenation of the tensors along `dim`, promoted to one dtype. Empty 1-d tensors are skipped."""
     torch_check(len(tensors) > 0, lambda: "cat(): expected a non-empty list of Tensors")
     for tensor in tensors:
         torch_check(
@@ -227,7 +227,7 @@ def cat(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
 
 
 def _without_empty(tensors: Sequence[TensorProxy]) -> list[TensorProxy]:
-    """Return the tensors that cat joins: 1-d tensors without elements go with tensors of any rank."""
+    """Return the tensors that cat joins: empty 1-d tensors are compatible with any rank."""
     if len({tensor.ndim for tensor in tensors}) == 1:
         return list(tensors)
     return [tensor for tensor in tensors if tensor.ndim != 1 or not statically_true(tensor.shape[0] == 0)]
@@ -251,7 +251,7 @@ def _cat_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
 
 @clangop()
 def stack(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
-    """Return the tensors one after another along a new dim, promoted to one dtype. Shapes: one."""
+    """Return the tensors stacked along a new dim, promoted to one dtype. Shapes: the same for all."""
     torch_check(len(tensors) > 0, lambda: "stack expects a non-empty TensorList")
     first = tensors[0]
     for tensor in tensors[1:]:
@@ -273,7 +273,7 @@ def _stack_grad(tensors: Sequence[TensorProxy], dim: int = 0) -> TensorProxy:
 
 
 def split_sizes(x: TensorProxy, sizes: Sequence[Dim], dim: int) -> tuple[TensorProxy, ...]:
-    """Consecutive parts of x along `dim`, of the lengths `sizes`."""
+    """Return consecutive parts of x along `dim`, of the lengths `sizes`."""
     parts = []
     start: Dim = 0
     for size in sizes:
@@ -284,14 +284,14 @@ def split_sizes(x: TensorProxy, sizes: Sequence[Dim], dim: int) -> tuple[TensorP
 
 @clangop()
 def flip(x: TensorProxy, dims: int | Sequence[int]) -> TensorProxy:
-    """x with the order of the elements along `dims` reversed."""
+    """Return x with the order of the elements along `dims` reversed."""
     dims = check_dims("flip", as_tuple(dims), x.ndim)
     return prims.flip(x, dims) if x.ndim else prims.clone(x)
 
 
 @clangop()
 def roll(x: TensorProxy, shift: Dim, dim: int) -> TensorProxy:
-    """x with the elements moved `shift` on along `dim`, those that leave the end put in front."""
+    """Return x with the elements shifted by `shift` along `dim`; those shifted past the end reappear at the front."""
     dim = check_dim("roll", dim, x.ndim)
     size = x.shape[dim]
     if statically_true(size == 0):
@@ -316,13 +316,13 @@ def triangle_mask(rows: Dim, columns: Dim, diagonal: Dim, device: torch.device) 
 
 
 def _zero(x: TensorProxy) -> bool | int:
-    """Return the number that promotes with x to x's own dtype."""
+    """Return a zero whose promotion with x has x's dtype."""
     return False if x.dtype == torch.bool else 0
 
 
 @clangop()
 def tril(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
-    """x with zeros above a diagonal of its last two dims."""
+    """Return x with zeros above a diagonal of its last two dims."""
     _check_matrices("tril", x)
     rows, columns = x.shape[-2:]
     return triangle_mask(rows, columns, diagonal, x.device).where(x, _zero(x))
@@ -330,7 +330,7 @@ def tril(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
 
 @clangop()
 def triu(x: TensorProxy, diagonal: Dim = 0) -> TensorProxy:
-    """x with zeros below a diagonal of its last two dims."""
+    """Return x with zeros below a diagonal of its last two dims."""
     _check_matrices("triu", x)
     rows, columns = x.shape[-2:]
     return triangle_mask(rows, columns, diagonal - 1, x.device).where(_zero(x), x)
@@ -346,7 +346,7 @@ prims.register_vjp(triu, x=lambda g, diagonal: triu(g, diagonal))
 
 @clangop()
 def slice_in_dim(x: TensorProxy, dim: int, start: Dim | None, stop: Dim | None, step: int | None = 1) -> TensorProxy:
-    """x[start:stop:step] along `dim`, with Python's meaning of negative, missing and too large bounds."""
+    """Return x[start:stop:step] along `dim`, with Python's semantics of negative, missing and too large bounds."""
     bounds = slice_bounds(x.shape[dim], start, stop, step)
     return x if is_whole(x.shape[dim], bounds) else prims.slice(x, dim, *bounds)
 
@@ -363,13 +363,13 @@ def slice_bounds(length: Dim, start: Dim | None, stop: Dim | None, step: int | N
 
 
 def is_whole(length: Dim, bounds: Bounds) -> bool:
-    """Return whether a slice takes everything."""
+    """Return whether a slice covers all elements."""
     start, stop, step = bounds
     return step == 1 and statically_true(start == 0) and statically_true(stop == length)
 
 
 def clamp_bound(bound: Dim | None, length: Dim, default: Dim) -> Dim:
-    """Return a slice's bound in [0, length]; arithmetic only, so that symbolic sizes stay symbolic."""
+    """Return a slice's bound in [0, length], by arithmetic only, so that symbolic sizes stay symbolic."""
     if bound is None:
         return default
     if isinstance(bound, int) and isinstance(length, int):

@@ -1,4 +1,4 @@
-"""Softmax with attention sinks."""
+"""The softmax with attention sinks."""
 
 from forge.clang.core import as_gradient, clangop, convert
 from forge.clang.elementwise import add, div, exp, maximum, mul, neg, sub, widen
@@ -8,7 +8,7 @@ from forge.ir import TensorProxy, get_grad, put_grad, register_grad
 
 @clangop()
 def sink_softmax(scores: TensorProxy, sinks: TensorProxy) -> TensorProxy:
-    """Return softmax over the last dim of scores and sinks beside each other, without the columns of the sinks.
+    """Return softmax over the last dim of the concatenated scores and sinks, without the columns of the sinks.
 
     Shapes: scores (*batch, columns), sinks (*batch, any). Source: Xiao et al., "Efficient Streaming Language Models
     with Attention Sinks" (2024).
@@ -17,7 +17,7 @@ def sink_softmax(scores: TensorProxy, sinks: TensorProxy) -> TensorProxy:
 
 
 def _shares(scores: TensorProxy, sinks: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """Return the shares of scores and of sinks in the sum of all exponentials."""
+    """Return the shares of the scores and the sinks in the sum of all exponentials."""
     wide, others = widen(scores), widen(sinks)
     largest = maximum(amax(wide, -1, True), amax(others, -1, True))
     powers, of_sinks = exp(sub(wide, largest)), exp(sub(others, largest))

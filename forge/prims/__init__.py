@@ -1,4 +1,5 @@
-"""Prims: the operations that everything else is written in, by family, each with its meta and its gradient rule."""
+"""The prims: the operations to which everything else decomposes, by family, each with its meta and its gradient
+rule."""
 
 from forge.prims.arithmetic import *  # noqa: F403
 from forge.prims.checks import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Divisors, multiples, and what a floating point number consists of."""
+"""The prims of divisors, multiples, and the parts of floating point numbers."""
 
 import torch
 

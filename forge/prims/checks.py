@@ -1,4 +1,4 @@
-"""Prims that look at values when the program runs."""
+"""The prims that check values at run time."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,11 +12,12 @@ from forge.torch_internals.functions import torch_check_with
 
 
 class ViolatedAssumption(RuntimeError):
-    """An assumption under which a program was captured does not hold; the program has changed nothing yet."""
+    """The error when an assumption under which a program was captured does not hold; the program has changed nothing
+    yet."""
 
 
 def fail(error: type[Exception], message: str | Callable[..., str] | None, *values: Any) -> NoReturn:
-    """Raise torch._check_with's error of a condition that does not hold. Arguments as those of `require`."""
+    """Raise torch._check_with's error for a condition that does not hold. The arguments are those of `require`."""
     text = partial(message, *values) if callable(message) else partial(str, message)
     torch_check_with(error, False, None if message is None else text)
     raise AssertionError("torch._check_with did not raise")
@@ -29,7 +30,7 @@ def require(
     error: str | type[Exception],
     *values: Any,
 ) -> None:
-    """Raise an exception, or the built-in one of this name, where the condition, one bool, does not hold.
+    """Raise an exception, or the built-in one of this name, if the condition, one bool, does not hold.
 
     message: text, a function of the values, or None for torch's own.
     """

@@ -1,4 +1,4 @@
-"""Complex numbers from their parts."""
+"""The prims of complex numbers from their parts."""
 
 import torch
 

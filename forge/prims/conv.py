@@ -1,4 +1,4 @@
-"""Convolution prims."""
+"""The prims of convolutions."""
 
 from forge.ir import Dim, TensorProxy, get_grad, needs_grad, put_grad, register_grad
 from forge.prims.core import check_same_device, like, primitive, same, same_shape, statically_true, torch_check
@@ -52,9 +52,9 @@ def convolution(
     """Return the convolution (cross-correlation) of a batch with a weight, or its transpose.
 
     Shapes: x (N, C, *lengths); weight (C_out, C // groups, *kernel), transposed (C, C_out // groups, *kernel);
-    bias (C_out,); the lists have one number for each of x's lengths; out (N, C_out, *lengths), (N, 0, *lengths) where
-    C is 0.
-    Dtypes: one. Source: aten.convolution, with a batch dim.
+    bias (C_out,); the lists have one number for each of x's lengths; out (N, C_out, *lengths), or (N, 0, *lengths) if C
+    is 0.
+    Dtypes: the same for all. Source: aten.convolution, with a batch dim.
     """
     lists = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
     _check_convolution(x, weight, bias, lists)
@@ -122,7 +122,7 @@ def convolution_backward(
     groups: int,
     output_mask: tuple[bool, bool, bool],
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
-    """Return the gradients of x, weight and bias, None where `output_mask` is False. Source:
+    """Return the gradients of x, weight and bias, None if `output_mask` is False. Source:
     aten.convolution_backward."""
     return (
         like(x) if output_mask[0] else None,
@@ -135,7 +135,7 @@ def convolution_backward(
 def _convolution_backward_grad(
     g: TensorProxy, x: TensorProxy, weight: TensorProxy, bias_sizes: Lengths | None, *how: object
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
-    """Differentiate gradients that are linear in g; those of x and weight are linear in each other."""
+    """Differentiate the gradients, which are linear in g; those of x and weight are linear in the other."""
     options = how[:-1]
     out = convolution_backward(g, x, weight, bias_sizes, *how)
     of_x, of_weight, of_bias = [None if gradient is None else get_grad(gradient) for gradient in out]

@@ -1,4 +1,4 @@
-"""make_prim, and the checks and shape arithmetic that metas share."""
+"""The function make_prim, and the checks and shape arithmetic that metas share."""
 
 import functools
 import inspect
@@ -55,7 +55,7 @@ def primitive(*, tags: Iterable[Tag] = ()) -> Callable[[Callable[..., _R]], Symb
 def with_tensor_checks(
     op: str, function: Callable[..., _R], check_argument: Callable[..., None] | None = None
 ) -> Callable[..., _R]:
-    """Wrap a function to raise TypeError where an argument that it annotates as a tensor is none.
+    """Wrap a function to raise TypeError for a non-tensor in an argument that is annotated as a tensor.
 
     check_argument: raises the error; check_tensor by default.
     """
@@ -68,7 +68,7 @@ def with_tensor_checks(
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> _R:
         for i, name in tensor_parameters:
-            value = args[i] if i < len(args) else kwargs.get(name, TensorProxy)  # the call says what is missing
+            value = args[i] if i < len(args) else kwargs.get(name, TensorProxy)  # the call reports a missing argument
             if not isinstance(value, TensorProxy) and value is not TensorProxy:
                 check_argument(op, **{name: value})
         return function(*args, **kwargs)
@@ -80,11 +80,11 @@ _SINGLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 
 
 def register_vjp(symbol: Symbol, **formulas: Callable[..., Any]) -> None:
-    """Register the gradient rule of a symbol by a formula for each argument, as torch's derivatives.yaml does.
+    """Register the gradient rule of a symbol by a formula for each argument, as in torch's derivatives.yaml.
 
     A formula names the values that it reads: `g`, the incoming gradient (`grad` where an argument is called g), `out`,
-    arguments, and `*rest`, all arguments that follow those. It runs where its argument needs a gradient. Of several
-    outputs, `g` is the first one's.
+    arguments, and `*rest`, all arguments that follow those. It runs if its argument needs a gradient. With several
+    outputs, `g` is that of the first.
     """
     signature = inspect.signature(symbol.definition)
     names = list(signature.parameters)
@@ -103,7 +103,7 @@ def register_vjp(symbol: Symbol, **formulas: Callable[..., Any]) -> None:
     @register_grad(symbol)
     def rule(*args: Any, **kwargs: Any) -> Any:
         arguments = dict(zip(names, args, strict=False))
-        if kwargs or len(args) != len(names):  # else nothing is to be bound, which takes time
+        if kwargs or len(args) != len(names):  # otherwise no binding is needed, which takes time
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             args, kwargs, arguments = bound.args, bound.kwargs, bound.arguments
@@ -117,7 +117,7 @@ def register_vjp(symbol: Symbol, **formulas: Callable[..., Any]) -> None:
 
 
 def _reader(formula: Callable[..., Any], names: list[str]) -> tuple[list[str], list[str]]:
-    """Return the names of the values that a formula reads, and of those that its *rest takes."""
+    """Return the names of the values that a formula reads, and of those in its *rest."""
     parameters = inspect.signature(formula).parameters.values()
     read = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
     after = max((names.index(name) for name in read if name in names), default=-1) + 1
@@ -130,12 +130,12 @@ def all_prims() -> dict[str, Symbol]:
 
 
 def torch_check(ok: bool, message: Callable[..., str]) -> None:
-    """Raise RuntimeError unless `ok`, as TORCH_CHECK in torch's C++ does."""
+    """Raise RuntimeError unless `ok`, like TORCH_CHECK in torch's C++."""
     check(ok, message, RuntimeError)
 
 
 def check_tensor(op: str, **arguments: Any) -> None:
-    """Raise TypeError naming the first argument that is no tensor."""
+    """Raise TypeError naming the first argument that is not a tensor."""
     for name, value in arguments.items():
         check(
             isinstance(value, TensorProxy),
@@ -145,8 +145,8 @@ def check_tensor(op: str, **arguments: Any) -> None:
 
 
 def check_dim(op: str, dim: int, ndim: int) -> int:
-    """`dim` counted from the front. Raises IndexError when it is out of range (a 0-d tensor counts as 1-d)."""
-    if isinstance(dim, torch.SymInt):  # which dim it is decides what the program is
+    """Return `dim` counted from the front. Raises IndexError if it is out of range (a 0-d tensor counts as 1-d)."""
+    if isinstance(dim, torch.SymInt):  # the program depends on the dim
         dim = int(dim)
     bound = max(ndim, 1)
     check(
@@ -161,22 +161,24 @@ def check_dim(op: str, dim: int, ndim: int) -> int:
 
 
 def check_dims(op: str, dims: Sequence[int], ndim: int) -> tuple[int, ...]:
-    """Return distinct dims counted from the front. Raises IndexError out of range, ValueError on a repetition."""
+    """Return distinct dims counted from the front. Raises IndexError for a dim out of range, ValueError for a repeated
+    one."""
     result = tuple(check_dim(op, dim, ndim) for dim in dims)
     torch_check(len(set(result)) == len(result), lambda: f"{op}: dims {tuple(dims)} name a dim twice")
     return result
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Return whether two lengths are equal; a symbolic one is guarded on only when the answer is not known.
+    """Return whether two lengths are equal; a symbolic length is guarded on only if the answer is not known.
 
-    Where values decide it, they are taken to be equal, which what runs checks; a length is not taken to be 1.
+    If that depends on values, the lengths are assumed to be equal, which the kernels check; a length is not assumed to
+    be 1.
     """
     return a is b or (guard_or_false if isinstance(b, int) and b == 1 else guard_or_true)(a == b)
 
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Return whether two shapes are equal, as `same` has it."""
+    """Return whether two shapes are equal, in the sense of `same`."""
     return len(a) == len(b) and all(map(same, a, b))
 
 
@@ -186,7 +188,7 @@ def statically_true(condition: Any) -> bool:
 
 
 def check_same_shape(op: str, *tensors: TensorProxy) -> None:
-    """Raise ValueError unless all tensors have one shape."""
+    """Raise ValueError unless all tensors have the same shape."""
     first = tensors[0]
     for other in tensors[1:]:
         check(
@@ -198,7 +200,7 @@ def check_same_shape(op: str, *tensors: TensorProxy) -> None:
 def check_same_device(op: str, *values: Any) -> torch.device:
     """Return the device of the tensors among `values`; a 0-d CPU tensor goes with any device, as in torch.
 
-    Raises RuntimeError when they differ, as torch does.
+    Raises RuntimeError if they differ, as torch does.
     """
     device: torch.device | None = None
     for value in values:
@@ -218,7 +220,7 @@ def check_same_device(op: str, *values: Any) -> torch.device:
 
 
 def all_cpu_scalars(values: Iterable[Any], device: torch.device) -> bool:
-    """Return whether every tensor on `device` is 0-d, so that another tensor's device decides."""
+    """Return whether every tensor on `device` is 0-d, in which case another tensor's device determines the result's."""
     return all(value.ndim == 0 for value in values if isinstance(value, TensorProxy) and value.device == device)
 
 
@@ -239,5 +241,5 @@ def like(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> TensorProxy:
-    """Return a new tensor with `x`'s shape, dtype and device unless given."""
+    """Return a new proxy with the given shape, dtype and device, by default `x`'s."""
     return current_trace().tensor(x.shape if shape is None else shape, dtype or x.dtype, device or x.device)

@@ -1,4 +1,4 @@
-"""Creation prims: tensors from nothing."""
+"""The prims that create tensors from scratch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,14 +32,14 @@ def full(shape: Sequence[Dim], value: Number, dtype: torch.dtype, device: torch.
 
 @primitive(tags=[Tag.UNINITIALIZED])
 def empty(shape: Sequence[Dim], dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """Return a tensor of unspecified values."""
+    """Return an uninitialized tensor."""
     check_lengths("prims.empty", shape)
     return current_trace().tensor(shape, dtype, device)
 
 
 @primitive()
 def iota(length: Dim, start: Number, step: Number, dtype: torch.dtype, device: torch.device) -> TensorProxy:
-    """start, start + step, … (length of them)."""
+    """Return start, start + step, … (length of them)."""
     check(
         not isinstance(length, int) or length >= 0, lambda: f"prims.iota: length is {length}, but must not be negative"
     )
@@ -53,8 +53,8 @@ def tensor(data: Any, dtype: torch.dtype, device: torch.device) -> TensorProxy:
 
 
 def nested_shape(op: str, data: Any) -> list[int]:
-    """Return the shape of a nest of sequences of numbers. Raises ValueError for a ragged one, TypeError for other
-    things."""
+    """Return the shape of a nest of sequences of numbers. Raises ValueError for a ragged nest, TypeError for other
+    elements."""
     if isinstance(data, NUMBER_TYPES):
         return []
     check(

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification."""
+"""The prims of connectionist temporal classification (CTC)."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ def ctc_loss(
     blank: int,
     zero_infinity: bool,
 ) -> TensorProxy:
-    """-log of the probability of each target, over all ways to align it with the steps.
+    """Return -log of the probability of each target, over all alignments with the steps.
 
-    Shapes: log_probs (steps, N, C) or (steps, C), targets (N, length), (length,) or all in a row; out (N,) or ().
+    Shapes: log_probs (steps, N, C) or (steps, C), targets (N, length), (length,) or concatenated; out (N,) or ().
     Source: torch.ctc_loss, Graves et al., 2006.
     """
     op = "prims.ctc_loss"
@@ -41,7 +41,7 @@ def ctc_loss(
 
 @primitive()
 def ctc_loss_backward(g: TensorProxy, log_probs: TensorProxy, *how: object) -> TensorProxy:
-    """Return the gradient of ctc_loss's log_probs. torch differentiates it no further. Source:
+    """Return the gradient of ctc_loss's log_probs. torch has no second derivative. Source:
     aten._ctc_loss_backward."""
     return like(log_probs)
 

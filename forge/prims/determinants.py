@@ -1,4 +1,4 @@
-"""Determinants and their logarithms."""
+"""The prims of determinants and their logarithms."""
 
 import torch
 
@@ -18,9 +18,9 @@ linalg_slogdet = make_library_prim(
 
 @register_grad(linalg_det)
 def _det_grad(A: TensorProxy) -> TensorProxy:
-    """Return the adjoint of A's adjugate: det(A)^* A^-H; of a singular matrix, from its singular value decomposition,
-    in which the adjugate of a diagonal matrix is made of products of the other elements. Each matrix goes one of the
-    ways, on the other one it is replaced by a matrix that has a gradient there.
+    """Return the adjoint of A's adjugate: det(A)^* A^-H; for a singular matrix, computed from its singular value
+    decomposition, where the adjugate of a diagonal matrix consists of products of the other elements. Each matrix takes
+    one of the two paths; on the other, it is replaced by a matrix that has a gradient there.
 
     Source: N. J. Higham, What is the adjugate of a matrix?,
     https://nhigham.com/2020/06/16/what-is-the-adjugate-of-a-matrix
@@ -39,7 +39,7 @@ def _times(factors: TensorProxy, matrix: TensorProxy) -> TensorProxy:
 
 
 def _distinct(A: TensorProxy) -> TensorProxy:
-    """Return a matrix whose singular values are 1, 2, 3, …"""
+    """Return a matrix with the singular values 1, 2, 3, …"""
     return diagonal_matrix(iota(A.shape[-1], 1, 1, real_dtype(A.dtype), A.device))
 
 

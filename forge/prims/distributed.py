@@ -1,8 +1,8 @@
-"""Collectives: prims in which all processes of a group take part.
+"""The collectives: prims in which all processes of a group take part.
 
-Each has an effect, on the other processes: no pass drops one, makes one of two, or changes their order, so that every
-process that compiles the same program communicates in the same order. A collective's result may be read only after
-`wait_tensor`. `group` is the name under which torch knows the process group.
+Each has an effect on the other processes: no pass drops, merges or reorders them, so that all processes that compile
+the same program communicate in the same order. A collective's result may be read only after `wait_tensor`. `group` is
+the process group's name in torch.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from forge.prims.elementwise import convert_element_type, device_put
 from forge.prims.shape import pad, slice
 
 COLLECTIVE = (Tag.EFFECT,)
-LINEAR = ("sum", "avg")  # reductions whose gradient is one
+LINEAR = ("sum", "avg")  # reductions with a gradient
 
 
 def _check_reduction(op: str, reduce_op: str) -> None:
@@ -33,14 +33,15 @@ def _check_group(op: str, x: TensorProxy, group_size: int) -> None:
 
 @primitive(tags=COLLECTIVE)
 def all_reduce(x: TensorProxy, reduce_op: str, group: str) -> TensorProxy:
-    """Return the processes' tensors reduced, in every process. Shapes and dtypes: x's, the same in every process."""
+    """Return the reduction of the processes' tensors, in every process. Shapes and dtypes: x's, the same in every
+    process."""
     _check_reduction("prims.all_reduce", reduce_op)
     return like(x)
 
 
 @primitive(tags=COLLECTIVE)
 def all_gather_into_tensor(x: TensorProxy, group_size: int, group: str) -> TensorProxy:
-    """Return the processes' tensors one after the other along dim 0, in every process. Shapes: x (n, ...), out
+    """Return the concatenation of the processes' tensors along dim 0, in every process. Shapes: x (n, ...), out
     (group_size * n, ...)."""
     _check_group("prims.all_gather_into_tensor", x, group_size)
     return current_trace().tensor((x.shape[0] * group_size, *x.shape[1:]), x.dtype, x.device)
@@ -48,8 +49,8 @@ def all_gather_into_tensor(x: TensorProxy, group_size: int, group: str) -> Tenso
 
 @primitive(tags=COLLECTIVE)
 def reduce_scatter_tensor(x: TensorProxy, reduce_op: str, group_size: int, group: str) -> TensorProxy:
-    """Return the processes' tensors reduced, of which each process gets its part along dim 0. Shapes: x (group_size *
-    n, ...), out (n, ...). Raises: RuntimeError where dim 0 is no multiple of group_size."""
+    """Reduce the processes' tensors, and return this process's part along dim 0. Shapes: x (group_size * n, ...), out
+    (n, ...). Raises: RuntimeError if dim 0 is not a multiple of group_size."""
     _check_group("prims.reduce_scatter_tensor", x, group_size)
     _check_reduction("prims.reduce_scatter_tensor", reduce_op)
     torch_check(
@@ -63,7 +64,7 @@ def reduce_scatter_tensor(x: TensorProxy, reduce_op: str, group_size: int, group
 def all_to_all_single(
     x: TensorProxy, output_split_sizes: Sequence[Dim], input_split_sizes: Sequence[Dim], group: str
 ) -> TensorProxy:
-    """Send a part of x along dim 0 from each process to each process.
+    """Send a part of x along dim 0 from each process to each process, and return the received parts.
 
     Shapes: x (sum of input_split_sizes, ...), out (sum of output_split_sizes, ...).
     """
@@ -82,7 +83,7 @@ def all_to_all_single(
 
 @primitive(tags=(*COLLECTIVE, Tag.MAY_BE_VIEW))
 def wait_tensor(x: TensorProxy) -> TensorProxy:
-    """x, which a collective returned, once it is there. Shapes and dtypes: x's."""
+    """Wait for x, the result of a collective, and return it. Shapes and dtypes: x's."""
     return like(x)
 
 
@@ -90,13 +91,13 @@ STARTS = frozenset({all_reduce, all_gather_into_tensor, reduce_scatter_tensor, a
 MESSAGE_TAGS = frozenset({Tag.SENDS, Tag.AWAITS})  # of the two calls of a message, which compute nothing
 
 
-# parameters of which each process has a part of the rows
+# parameters whose rows are divided among the processes
 
 ShardGroup = tuple[int, str, str | None]  # the number of processes, and the names of their group and the replicas'
 
 
 def chunk_rows(length: Dim, group_size: int) -> Dim:
-    """Return the rows of a part, as torch.chunk has them: the last parts may have fewer, or none."""
+    """Return the number of rows of a part, as in torch.chunk: the last parts may have fewer, or none."""
     return -(-length // group_size)
 
 
@@ -110,20 +111,20 @@ def unshard(
     group: ShardGroup,
     reshard: bool | None,
 ) -> TensorProxy:
-    """Return the whole of a parameter of which each process has a part along dim 0, converted before it is sent.
+    """Return the full parameter, given each process's part along dim 0, which is converted before it is sent.
 
-    It has no effect: what is the same in every process decides whether it runs, how often and in which order
+    It has no effect tag: whether it runs, how often and in which order depends only on state that all processes share
     (forge/transforms/collective_schedule.py).
 
     Args:
         x: This process's part, of `chunk_rows` rows, fewer or none.
-        length: The rows of the whole; None where every process has it all, and nothing is sent.
+        length: The rows of the whole; None if every process has the whole, and nothing is sent.
         dtype: The dtype of the whole.
         device: The device of the whole, on which it is sent; x may be in host memory.
         reduce_dtype: The dtype in which gradients are reduced; None for that of the gradient.
         group: The number of processes, the name of their group, and that of the group of processes that have the same
             part, over which gradients are averaged, too; None if there is none.
-        reshard: Whether the backward gathers it again; None where rematerialization decides.
+        reshard: Whether the backward gathers it again; None to let rematerialization decide.
 
     Shapes: x (rows, ...), out (length, ...).
     """
@@ -147,8 +148,8 @@ def reduce_to_shard(
     reduce_dtype: torch.dtype | None,
     group: ShardGroup,
 ) -> TensorProxy:
-    """Return the average over the processes of a parameter's gradient: this process's part of it, which has `length`
-    rows; None: all of it. `dtype`, `device`: of the result. The other arguments are those of `unshard`."""
+    """Return this process's part of a parameter's gradient averaged over the processes. The whole has `length` rows;
+    None returns the whole. `dtype`, `device`: those of the result. The other arguments are those of `unshard`."""
     if length is None:
         return like(x, dtype=dtype, device=device)
     return like(x, shape=(length, *x.shape[1:]), dtype=dtype, device=device)
@@ -209,7 +210,7 @@ def _reduce_to_shard_grad(
     out = reduce_to_shard(x, length, dtype, device, reduce_dtype, group)
     size, _, replicas = group
     g = get_grad(out)
-    if length is None:  # the average is in each process
+    if length is None:  # each process has the average
         put_grad(x, reduce_to_shard(g, None, x.dtype, x.device, reduce_dtype, group))
         return out
     if replicas is not None:
@@ -219,8 +220,8 @@ def _reduce_to_shard_grad(
 
 
 def _gathered(part: TensorProxy, whole: TensorProxy, group: ShardGroup) -> TensorProxy:
-    """Return the parts of a value like `whole`, gathered. Unlike that of unshard, its gradient is the sum over the
-    processes: it is linear in the parts, of which a derivative of any order is exact."""
+    """Return the gathered parts of a value like `whole`. Unlike unshard's, its gradient is the sum over the processes:
+    the result is linear in the parts, so that derivatives of any order are exact."""
     size, name, _ = group
     part = convert_element_type(device_put(part, whole.device), whole.dtype)
     length = whole.shape[0]

@@ -1,4 +1,4 @@
-"""Prims of a tensor's elements: hashes, and the places of those that are not 0."""
+"""The prims of a tensor's elements: hashes, and the indices of nonzero elements."""
 
 import torch
 

@@ -1,7 +1,7 @@
-"""Elementwise prims: one shape, one dtype and one device in, broadcasting and promotion done by clang.
+"""The elementwise prims: operands have the same shape, dtype and device, because clang broadcasts and promotes.
 
-A binary prim takes a number in place of one tensor; the number has the tensor's dtype. One file, though long: prims
-and their derivatives are read side by side.
+A binary prim takes a number in place of one tensor; the number has the tensor's dtype. The file is long because prims
+and their derivatives belong together.
 """
 
 import cmath
@@ -71,7 +71,7 @@ class Accepts(Enum):
 FLOAT, REAL, NUMERIC, COUNTING, INTEGER, COMPLEX, ANY = Accepts
 
 
-# They order numbers: of complex ones torch raises TypeError since torch 2.15.
+# They order numbers: for complex ones, torch raises TypeError since torch 2.15.
 _ORDERING = frozenset(
     """aminmax fmax fmin isneginf isposinf maximum minimum prims.argmax prims.argmin prims.max_dim prims.min_dim
     prims.sort prims.topk""".split()
@@ -90,7 +90,7 @@ def check_dtype(op: str, x: TensorProxy, accepts: Accepts, error: type[Exception
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a complex number's parts; a real dtype itself."""
+    """Return the dtype of a complex number's parts; a real dtype is returned itself."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 
@@ -243,10 +243,10 @@ zeta = _binary("zeta", "Hurwitz zeta function of a at b", accepts=FLOAT)
 
 @primitive()
 def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    """condition ? a : b, elementwise.
+    """Return condition ? a : b, elementwise.
 
-    Shapes: one for condition and the tensors among a and b.
-    Dtypes: condition is bool; a and b have one dtype, which out has.
+    Shapes: the same for condition and the tensors among a and b.
+    Dtypes: condition is bool; a, b and out have the same dtype.
     """
     check(
         condition.dtype == torch.bool,
@@ -269,7 +269,7 @@ def where(condition: TensorProxy, a: TensorOrNumber, b: TensorOrNumber) -> Tenso
 
 @primitive()
 def convert_element_type(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
-    """x with another dtype. Source: torch.Tensor.to."""
+    """Return x with another dtype. Source: torch.Tensor.to."""
     check(
         isinstance(dtype, torch.dtype),
         lambda: f"prims.convert_element_type: dtype is {dtype!r}, but must be a torch.dtype",
@@ -280,7 +280,7 @@ def convert_element_type(x: TensorProxy, dtype: torch.dtype) -> TensorProxy:
 
 @primitive(tags=[Tag.MAY_BE_VIEW])
 def device_put(x: TensorProxy, device: torch.device, non_blocking: bool = False) -> TensorProxy:
-    """x on another device. Source: torch.Tensor.to."""
+    """Return x on another device. Source: torch.Tensor.to."""
     check(
         isinstance(device, torch.device),
         lambda: f"prims.device_put: device is {device!r}, but must be a torch.device",
@@ -291,7 +291,7 @@ def device_put(x: TensorProxy, device: torch.device, non_blocking: bool = False)
 
 @primitive()
 def polygamma(n: int, x: TensorProxy) -> TensorProxy:
-    """Return the derivative number n of digamma. Source: torch.polygamma.
+    """Return the n-th derivative of digamma. Source: torch.polygamma.
 
     Dtypes: x is floating point. Raises: RuntimeError for a negative n.
     """
@@ -352,7 +352,7 @@ _UNARY_GRADIENTS: dict[Symbol, Callable[[TensorProxy, TensorProxy, TensorProxy],
 
 
 def i1_slope(x: TensorProxy, slope: Callable[[TensorProxy], TensorProxy]) -> TensorProxy:
-    """Return the slope as a function of 1 / x, which is 1/2 about 0; before 2.15, torch takes nan for 0."""
+    """Return the slope as a function of 1 / x, which is 1/2 near 0; before 2.15, torch treats nan as 0."""
     tiny = torch.finfo(x.dtype).eps
     is_large = abs(x) > tiny
     if TORCH >= (2, 15):
@@ -365,7 +365,7 @@ def conjugate(value: TensorProxy) -> TensorProxy: ...
 @overload
 def conjugate(value: Number) -> Number: ...
 def conjugate(value: TensorOrNumber) -> TensorOrNumber:
-    """Return the complex conjugate; a real value itself."""
+    """Return the complex conjugate; a real value is returned itself."""
     if isinstance(value, TensorProxy):
         return conj(value) if value.dtype.is_complex else value
     return value.conjugate() if isinstance(value, complex) else value
@@ -375,8 +375,8 @@ def register_unary(prim: Symbol[TensorProxy], gradient: Callable[..., TensorProx
     @register_grad(prim)
     def rule(x: TensorProxy) -> TensorProxy:
         out = prim(x)
-        # linear in the gradient: this is g times the conjugate of the slope, which is not the slope of the conjugate
-        # where x lies on a branch cut
+        # linear in the gradient: this is g times the conjugate of the slope, which is not the slope of the conjugate if
+        # x lies on a branch cut
         put_grad(x, conjugate(gradient(conjugate(get_grad(out)), x, out)))
         return out
 
@@ -389,7 +389,7 @@ register_vjp(conj, x=lambda g: conj(g))
 
 
 def direction(x: TensorProxy) -> TensorProxy:
-    """x / |x|, 0 at 0, in x's dtype."""
+    """Return x / |x|, with 0 at 0, in x's dtype."""
     return sgn(x) if x.dtype.is_complex else sign(x)
 
 
@@ -413,7 +413,7 @@ def _angle_grad(x: TensorProxy) -> TensorProxy:
 
 @register_grad(sgn)
 def _sgn_grad(x: TensorProxy) -> TensorProxy:
-    """Keep the part of the gradient at a right angle to x, over |x|: the length of x does not matter."""
+    """Project the gradient to the direction orthogonal to x and divide by |x|: the length of x does not matter."""
     out = sgn(x)
     g = get_grad(out)
     across = (g - real(g * conj(out)) * out) / abs(x)
@@ -422,7 +422,7 @@ def _sgn_grad(x: TensorProxy) -> TensorProxy:
 
 
 def zeros_like(x: TensorProxy) -> TensorProxy:
-    """Zeros of x's shape, dtype and device."""
+    """Return zeros with x's shape, dtype and device."""
     return full(x.shape, 0, x.dtype, x.device)
 
 
@@ -438,15 +438,16 @@ register_vjp(convert_element_type, x=lambda g: g)
 register_vjp(device_put, x=lambda g, x, non_blocking: device_put(g, x.device, non_blocking))
 
 
-# A binary derivative maps (a, b, out, g) to a pair of thunks, one per operand; None where torch has no gradient.
-# clang's broadcasting twin of a prim (clang.mul of prims.mul) takes its rule from this table.
+# A binary derivative maps (a, b, out, g) to a pair of thunks, one per operand; None if torch has no gradient. clang's
+# broadcasting counterpart of a prim (clang.mul of prims.mul) takes its rule from this table.
 Thunk = Callable[[], TensorProxy]
 BinaryDerivative = Callable[..., tuple[Thunk | None, Thunk | None]]
 
 
 @primitive(tags=[Tag.EFFECT, Tag.NOT_DIFFERENTIABLE])
 def no_derivative(gradient: TensorProxy, of: str) -> TensorProxy:
-    """Return the gradient of what torch has no derivative of: raises NotImplementedError, as torch's backward does.
+    """Return the gradient of a function without a derivative in torch: it raises NotImplementedError, like torch's
+    backward.
 
     Source: torch.floor_divide's backward.
     """
@@ -454,7 +455,7 @@ def no_derivative(gradient: TensorProxy, of: str) -> TensorProxy:
 
 
 def refuse_gradient(symbol: Symbol) -> None:
-    """Register the rule of a prim whose results torch gives a history, though it has no derivative: the backward
+    """Register the rule of a prim whose results have a history in torch, although it has no derivative: the backward
     raises."""
 
     @register_grad(symbol)
@@ -468,7 +469,7 @@ def refuse_gradient(symbol: Symbol) -> None:
 
 
 def binary_rule(symbol: Symbol[TensorProxy], derivative: BinaryDerivative) -> None:
-    """Register the rule of a binary symbol from its derivative; where that is None, the backward raises."""
+    """Register the rule of a binary symbol from its derivative; if that is None, the backward raises."""
 
     @register_grad(symbol)
     def rule(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
@@ -483,7 +484,7 @@ def binary_rule(symbol: Symbol[TensorProxy], derivative: BinaryDerivative) -> No
 
 
 def log_of_number(number: Number) -> Number:
-    """Return the logarithm of a number; nan of a negative one, as torch has it."""
+    """Return the logarithm of a number, or nan if it is negative, as in torch."""
     if isinstance(number, complex):
         return cmath.log(number) if number else -math.inf
     return math.log(cast(float, number)) if number > 0 else -math.inf if number == 0 else math.nan
@@ -491,7 +492,7 @@ def log_of_number(number: Number) -> Number:
 
 def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple[Thunk, Thunk]:
     def of_base() -> TensorProxy:
-        assert isinstance(a, TensorProxy)  # else it has no gradient
+        assert isinstance(a, TensorProxy)  # otherwise it has no gradient
         if isinstance(b, TensorProxy):
             return (b == 0).where(0, g * (b * a ** (b - 1)))
         if statically_true(b == 2):
@@ -500,7 +501,7 @@ def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: T
             return zeros_like(g)
         base = (
             a if statically_true(b != 0) else (full((), b, torch.float64, a.device) == 0).where(1, a)
-        )  # of a symbol b
+        )  # for a symbol b
         return g * (base ** (b - 1) * b)
 
     def of_exponent() -> TensorProxy:
@@ -515,12 +516,13 @@ def _pow_derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: T
 
 
 def _extremum_derivative(loses: Callable[..., TensorProxy]) -> BinaryDerivative:
-    """Ties share the gradient, as in torch; both operands have it where one is nan."""
+    """Return the derivative of an extremum: ties share the gradient, as in torch; both operands have it where one is
+    nan."""
 
     def derivative(a: TensorOrNumber, b: TensorOrNumber, out: TensorProxy, g: TensorProxy) -> tuple[Thunk, Thunk]:
         def of(x: TensorOrNumber, y: TensorOrNumber) -> Thunk:
             def thunk() -> TensorProxy:
-                assert isinstance(x, TensorProxy)  # else it has no gradient
+                assert isinstance(x, TensorProxy)  # otherwise it has no gradient
                 return (x == y).where(g * 0.5, loses(x, y).where(0, g))
 
             return thunk
@@ -531,7 +533,7 @@ def _extremum_derivative(loses: Callable[..., TensorProxy]) -> BinaryDerivative:
 
 
 def _over_square(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
-    """1 / (a^2 + b^2), 0 where that is infinite."""
+    """Return 1 / (a^2 + b^2), or 0 where that is infinite."""
     square = a * a + b * b
     assert isinstance(square, TensorProxy)
     at_zero = square == 0
@@ -539,7 +541,7 @@ def _over_square(a: TensorOrNumber, b: TensorOrNumber) -> TensorProxy:
 
 
 def _ratio(out: TensorProxy, a: TensorProxy) -> TensorProxy:
-    """out / a, 0 where a is 0."""
+    """Return out / a, or 0 where a is 0."""
     at_zero = a == 0
     return at_zero.where(0, out / at_zero.where(1, a))
 

@@ -1,4 +1,4 @@
-"""Factorizations of matrices into triangular and unitary ones."""
+"""The factorizations of matrices into triangular and unitary ones."""
 
 import torch
 
@@ -16,38 +16,39 @@ def mH(x: TensorProxy) -> TensorProxy:
 
 
 def diagonal_matrix(x: TensorProxy) -> TensorProxy:
-    """Matrices with these diagonals and zeros elsewhere."""
+    """Return matrices with these diagonals and zeros elsewhere."""
     return diagonal_backward(x, (*x.shape, x.shape[-1]), 0, x.ndim - 1, x.ndim)
 
 
 def identity_like(x: TensorProxy, length: Dim) -> TensorProxy:
-    """Return the identity matrix of x's dtype, on its device."""
+    """Return the identity matrix in x's dtype, on its device."""
     return diagonal_matrix(full((length,), 1, x.dtype, x.device))
 
 
 def upper_and_half_diagonal(x: TensorProxy) -> TensorProxy:
-    """Zeros below the diagonal, and half of it: a Hermitian matrix is the sum of this part and of its adjoint."""
+    """Return x with zeros below the diagonal, and half the diagonal: a Hermitian matrix is the sum of this part and its
+    adjoint."""
     return (x.triu() + x.triu(1)) * 0.5
 
 
-# triangular systems, in which the other rules are written
+# triangular systems, which the other rules use
 
 
 @primitive()
 def linalg_solve_triangular(
     A: TensorProxy, B: TensorProxy, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> TensorProxy:
-    """X with A @ X = B, or X @ A = B, of triangular A, of which the other triangle is not read.
+    """Return X with A @ X = B, or X @ A = B, for triangular A, whose other triangle is not read.
 
-    Shapes: A (..., n, n), B (..., n, k), or (..., k, n) for left=False; batch dims broadcast. Dtypes: one for both,
-    floating point or complex. torch has no metadata of it for symbolic sizes. Source: torch.linalg.solve_triangular.
+    Shapes: A (..., n, n), B (..., n, k), or (..., k, n) for left=False; batch dims broadcast. Dtypes: the same for
+    both, floating point or complex. torch has no metadata for symbolic sizes. Source: torch.linalg.solve_triangular.
     """
     equation = "AX = B" if left else "XA = B"
     return _solution("linalg.solve_triangular", A, B, -2 if left else -1, f"the equation {equation}")
 
 
 def _solution(op: str, A: TensorProxy, B: TensorProxy, dim: int, equation: str) -> TensorProxy:
-    """Return the solution of a system with batches of square matrices A, whose length is that of B's `dim`."""
+    """Return the solution of a system with batches of square matrices A, with the length of B's `dim`."""
     for name, x in (("A", A), ("B", B)):
         torch_check(
             x.ndim >= 2,
@@ -88,7 +89,8 @@ linalg_cholesky_ex = make_library_prim(
 def _cholesky_ex_grad(
     A: TensorProxy, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[TensorProxy, TensorProxy]:
-    """Source: I. Murray, Differentiation of the Cholesky decomposition, arXiv:1602.07527, equation 10."""
+    """Compute the gradient by a closed formula. Source: I. Murray, Differentiation of the Cholesky decomposition,
+    arXiv:1602.07527, equation 10."""
     factor, info = linalg_cholesky_ex(A, upper=upper, check_errors=check_errors)
     L, g = (mH(factor), mH(get_grad(factor))) if upper else (factor, get_grad(factor))
     product = mH(L) @ g
@@ -100,10 +102,10 @@ def _cholesky_ex_grad(
 
 @primitive()
 def cholesky_solve(B: TensorProxy, L: TensorProxy, upper: bool = False) -> TensorProxy:
-    """X with L @ L^H @ X = B, of a Cholesky factor L; for `upper`, with L^H @ L.
+    """Return X with L @ L^H @ X = B, for a Cholesky factor L; for `upper`, with L^H @ L.
 
-    Shapes: B (..., n, k), L (..., n, n); batch dims broadcast. Dtypes: one for both, floating point or complex.
-    torch has no metadata of it for symbolic sizes. Source: torch.cholesky_solve.
+    Shapes: B (..., n, k), L (..., n, n); batch dims broadcast. Dtypes: the same for both, floating point or complex.
+    torch has no metadata for symbolic sizes. Source: torch.cholesky_solve.
     """
     return _solution("cholesky_solve", L, B, -2, "a system")
 
@@ -157,7 +159,7 @@ def _lu_unpack_grad(
 
 
 def pad_matrices(x: TensorProxy, rows: Dim, columns: Dim) -> TensorProxy:
-    """Matrices with zeros below and on the right, so that they have this many rows and columns."""
+    """Return matrices padded below and on the right with zeros to this many rows and columns."""
     for dim, size in ((x.ndim - 2, rows), (x.ndim - 1, columns)):
         if not statically_true(x.shape[dim] == size):
             shape = list(x.shape)
@@ -175,8 +177,8 @@ def permutation_of(LU: TensorProxy, pivots: TensorProxy) -> TensorProxy:
 def _lu_factor_ex_grad(
     A: TensorProxy, *, pivot: bool = True, check_errors: bool = False
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """L has ones on its diagonal: with X = L^-1 P^T dA U^-1, dL = L tril(X, -1) and dU = triu(X) U where A is square;
-    what lies on the right of U's square part, or below L's, follows from these.
+    """Compute the gradient from those of L and U. L has ones on its diagonal: with X = L^-1 P^T dA U^-1, dL = L tril(X,
+    -1) and dU = triu(X) U for square A. The part to the right of U's square part, or below L's, follows from these.
 
     Source: S. F. Walter and L. Lehmann, Algorithmic differentiation of linear algebra functions with application in
     optimum experimental design, arXiv:1001.1654, section 4.
@@ -206,7 +208,7 @@ def _lu_factor_ex_grad(
 
 
 def _over_upper(LU: TensorProxy, x: TensorProxy) -> TensorProxy:
-    """x @ U^-H."""
+    """Return x @ U^-H."""
     return linalg_solve_triangular(mH(LU), x, upper=False, left=False)
 
 
@@ -232,7 +234,7 @@ def _lu_solve_grad(
     return out
 
 
-# A = L D L^H, of which torch has no gradient
+# A = L D L^H, which has no gradient in torch
 
 linalg_ldl_factor_ex = make_library_prim(
     torch.linalg.ldl_factor_ex, "The LDL factorization of symmetric or Hermitian matrices: (LD, pivots, info)."
@@ -250,8 +252,9 @@ linalg_qr = make_library_prim(torch.linalg.qr, "The QR factorization: Q with ort
 
 @register_grad(linalg_qr)
 def _qr_grad(A: TensorProxy, mode: str = "reduced") -> tuple[TensorProxy, TensorProxy]:
-    """With X = Q^H dA R^-1 of a square R, dR = T R and dQ = dA R^-1 - Q T, where T is upper triangular and T + T^H =
-    X + X^H. The columns of a wide A that are right of its square part are Q @ R's.
+    """Compute the gradient from those of Q and R. With X = Q^H dA R^-1 for a square R, dR = T R and dQ = dA R^-1 - Q T,
+    where T is upper triangular and T + T^H =
+    X + X^H. The columns of a wide A to the right of its square part are Q times R's.
 
     Source: as _lu_factor_ex_grad, section 5.
     """
@@ -274,10 +277,10 @@ def _qr_grad(A: TensorProxy, mode: str = "reduced") -> tuple[TensorProxy, Tensor
 
 @primitive()
 def geqrf(input: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """Return the QR factorization as LAPACK has it: R with Householder's vectors below its diagonal, and their factors.
+    """Return the QR factorization in LAPACK's form: R with Householder vectors below its diagonal, and their factors.
 
     Shapes: (..., m, n), and out (..., m, n) and (..., min(m, n)). Dtypes: floating point or complex.
-    Raises: RuntimeError on another rank; NotImplementedError on another dtype.
+    Raises: RuntimeError for another rank; NotImplementedError for another dtype.
     """
     torch_check(input.ndim >= 2, lambda: f"geqrf: input must have at least 2 dimensions, but it is {input}")
     check_dtype("geqrf", input, FLOAT)

@@ -1,8 +1,8 @@
-"""Discrete Fourier transforms of complex and of real numbers.
+"""The discrete Fourier transforms of complex and of real numbers.
 
-normalization is torch's number for it: 0 leaves the sum as it is, 1 divides it by the root of how many terms it has,
-2 by how many. A transform is linear, and the gradient rule of each is its adjoint; forwards and backwards are adjoint
-to each other, under every normalization.
+normalization is torch's code: 0 leaves the sum unscaled, 1 divides it by the square root of the number of terms, 2 by
+that number. A transform is linear, and the gradient rule of each is its adjoint; forwards and backwards are adjoint to
+each other, under every normalization.
 """
 
 import torch
@@ -28,8 +28,8 @@ def fft_c2c(x: TensorProxy, dim: list[int], normalization: int, forward: bool) -
 def fft_r2c(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
     """Return the forward transform of real numbers over `dim`.
 
-    Shapes: x's; onesided: the first half of dim[-1], n // 2 + 1 of n, which tells the other.
-    Dtypes: floating point, and out the complex one of it.
+    Shapes: x's; onesided: the first half of dim[-1], n // 2 + 1 of n, which determines the other.
+    Dtypes: floating point; out has the corresponding complex dtype.
     """
     check(x.dtype.is_floating_point, lambda: f"prims.fft_r2c: x is {x}, but must be floating point", TypeError)
     shape = list(x.shape)
@@ -42,7 +42,7 @@ def fft_r2c(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) 
 def fft_c2r(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
     """Return the backward transform over `dim` whose result is real.
 
-    Shapes: x is the first half of what is transformed, out has last_dim_size in dim[-1].
+    Shapes: x is the first half of the transformed numbers, out has last_dim_size in dim[-1].
     Dtypes: complex, and out that of the parts.
     """
     check_dtype("prims.fft_c2r", x, COMPLEX)
@@ -55,7 +55,7 @@ register_vjp(fft_c2c, x=lambda g, dim, normalization, forward: fft_c2c(g, dim, n
 
 @register_grad(fft_r2c)
 def _r2c_grad(x: TensorProxy, dim: list[int], normalization: int, onesided: bool) -> TensorProxy:
-    """Take 0 for the gradient of the half that is not there."""
+    """Treat the gradient of the missing half as 0."""
     out = fft_r2c(x, dim, normalization, onesided)
     g = get_grad(out)
     if onesided:
@@ -67,7 +67,7 @@ def _r2c_grad(x: TensorProxy, dim: list[int], normalization: int, onesided: bool
 
 @register_grad(fft_c2r)
 def _c2r_grad(x: TensorProxy, dim: list[int], normalization: int, last_dim_size: Dim) -> TensorProxy:
-    """Count what stands for its mirror image, too, twice: all but the first and, of an even length, the
+    """Count twice the elements that also stand for their mirror image: all but the first and, for an even length, the
     last."""
     out = fft_c2r(x, dim, normalization, last_dim_size)
     half = fft_r2c(get_grad(out), dim, normalization, True)

@@ -1,6 +1,6 @@
-"""Indexing prims: reading and writing at places that tensors name. Dims are counted from the front.
+"""The indexing prims: reading and writing at places given by tensors. Dims are counted from the front.
 
-An index tensor holds integers; a negative one counts from the end where the docstring says so.
+An index tensor holds integers; negative ones count from the end only if the docstring says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def check_index(op: str, index: TensorProxy) -> None:
-    """Raise IndexError unless `index` is an integer tensor that torch indexes with."""
+    """Raise IndexError unless `index` is an integer tensor that torch accepts as an index."""
     check_tensor(op, index=index)
     check(
         index.dtype in INDEX_DTYPES,
@@ -44,8 +44,8 @@ def _zeros(shape: Sequence[Dim], like: TensorProxy) -> TensorProxy:
 
 
 def indexed_shape(op: str, x: TensorProxy, indices: Indices) -> list[Dim]:
-    """Return the shape of x[indices]: the indices' common shape in the place of the indexed dims, in front if these are
-    apart.
+    """Return the shape of x[indices]: the indices' common shape in place of the indexed dims, or in front if these are
+    not adjacent.
 
     Source: numpy's advanced indexing.
     """
@@ -82,7 +82,7 @@ def _broadcast(op: str, shapes: Sequence[Sequence[Dim]]) -> list[Dim]:
 
 @primitive()
 def index(x: TensorProxy, indices: Indices) -> TensorProxy:
-    """x[indices], where None takes a whole dim. Negative indices count from the end.
+    """Return x[indices], where None selects a whole dim. Negative indices count from the end.
 
     Shapes: numpy's rule. Raises: IndexError. Source: aten.index.
     """
@@ -93,15 +93,15 @@ def index(x: TensorProxy, indices: Indices) -> TensorProxy:
 
 
 def has_mask(indices: Indices) -> bool:
-    """Return whether one of the indices is a mask, so that how many elements it picks is not known."""
+    """Return whether one of the indices is a mask, which selects an unknown number of elements."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 @primitive()
 def index_put(x: TensorProxy, indices: Indices, values: TensorProxy, accumulate: bool = False) -> TensorProxy:
-    """x with x[indices] replaced by (with `accumulate`, increased by) values.
+    """Return x with x[indices] replaced by (with `accumulate`, increased by) values.
 
-    Shapes: values broadcast to x[indices]'s. Masks may be among the indices, each for as many dims as it has.
+    Shapes: values broadcast to x[indices]'s. Masks may be among the indices, each for as many dims as its rank.
     Dtypes: values have x's. Source: aten.index_put.
     """
     op = "prims.index_put"
@@ -134,12 +134,13 @@ def _check_expands(op: str, values: TensorProxy, shape: Sequence[Dim]) -> None:
 
 @primitive()
 def index_sum(g: TensorProxy, indices: Indices, shape: tuple[Dim, ...]) -> TensorProxy:
-    """g[indices], where masks may be among the indices, summed to `shape`: the gradient of index_put's values."""
+    """Return g[indices], where masks may be among the indices, summed to `shape`: the gradient of index_put's
+    values."""
     return like(g, shape=shape)
 
 
 def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | None = None) -> None:
-    """Check that an index has x's rank and is nowhere longer than x off `dim`, nor than `src`."""
+    """Check that an index has x's rank, and is not longer than x in any dim but `dim`, nor than `src` in any."""
     check_dim(op, dim, x.ndim)
     if statically_true(index.numel() == 0):  # of any dtype, as in torch
         return
@@ -169,9 +170,9 @@ def _check_along(op: str, x: TensorProxy, dim: int, index: TensorProxy, src: Ten
 
 @primitive()
 def gather(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
-    """out[i][j][k] = x[i][index[i][j][k]][k] for dim=1.
+    """Return out with out[i][j][k] = x[i][index[i][j][k]][k] for dim=1.
 
-    Shapes: one rank; index is nowhere longer than x off `dim`; out has index's. Source: torch.gather.
+    Shapes: one rank; index is not longer than x in any dim but `dim`; out has index's. Source: torch.gather.
     """
     _check_along("prims.gather", x, dim, index)
     return like(x, shape=index.shape)
@@ -179,9 +180,10 @@ def gather(x: TensorProxy, dim: int, index: TensorProxy) -> TensorProxy:
 
 @primitive()
 def scatter(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy | Number) -> TensorProxy:
-    """x with out[i][index[i][j][k]][k] = src[i][j][k] for dim=1; a number for every src element.
+    """Return x with out[i][index[i][j][k]][k] = src[i][j][k] for dim=1; src may be a number for all elements.
 
-    Shapes: one rank; index is nowhere longer than src, nor than x off `dim`. Dtypes: one.
+    Shapes: one rank; index is not longer than src in any dim, nor than x in any dim but `dim`. Dtypes: the same for
+    both.
     Source: torch.scatter.
     """
     tensor = src if isinstance(src, TensorProxy) else None
@@ -204,7 +206,8 @@ REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 def scatter_reduce(
     x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy, reduce: str, include_self: bool = True
 ) -> TensorProxy:
-    """x with the elements of src that scatter puts in one place reduced together, and with x's own if include_self.
+    """Return x with the elements of src that scatter writes to one place reduced together, including x's if
+    include_self.
 
     Shapes, Dtypes: as scatter. Source: torch.scatter_reduce.
     """
@@ -220,7 +223,7 @@ def scatter_reduce(
 
 @primitive()
 def masked_scatter(x: TensorProxy, mask: TensorProxy, source: TensorProxy) -> TensorProxy:
-    """x with the elements where mask is true replaced by source's, in order.
+    """Return x with the elements where mask is true replaced by source's, in order.
 
     Shapes: mask has x's. Dtypes: mask is bool; source has x's. Source: torch.masked_scatter.
     """
@@ -242,7 +245,7 @@ def masked_scatter_backward(g: TensorProxy, mask: TensorProxy, shape: tuple[Dim,
 
 @primitive()
 def embedding(weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale_by_frequency: bool) -> TensorProxy:
-    """Return the rows of a table at `indices`; the other arguments are those of its gradient, embedding_backward.
+    """Return the rows of a table at `indices`; the other arguments are used by its gradient, embedding_backward.
 
     Shapes: weight is (rows, features); out is indices' shape and then features. Source: torch.embedding.
     """
@@ -255,9 +258,10 @@ def embedding(weight: TensorProxy, indices: TensorProxy, padding_idx: int, scale
 def embedding_backward(
     g: TensorProxy, indices: TensorProxy, rows: Dim, padding_idx: int, scale_by_frequency: bool
 ) -> TensorProxy:
-    """Return the gradient of a table of `rows` rows from g, that of its rows at `indices`.
+    """Return the gradient of a table of `rows` rows from g, the gradient of its rows at `indices`.
 
-    padding_idx's row gets none (-1 is no row); scale_by_frequency divides a row's by its occurrences.
+    padding_idx's row has none (-1 is no row); scale_by_frequency divides each row's gradient by its number of
+    occurrences.
     Source: aten.embedding_dense_backward.
     """
     check_index("prims.embedding_backward", indices)
@@ -266,10 +270,10 @@ def embedding_backward(
 
 @primitive()
 def searchsorted(sorted: TensorProxy, values: TensorProxy, right: bool, dtype: torch.dtype) -> TensorProxy:
-    """Return the index at which each value would be put in its ascending row of `sorted`, before equal ones, after them
-    if `right`.
+    """Return the index at which each value would be inserted in its ascending row of `sorted`: before equal elements,
+    after them if `right`.
 
-    Shapes: sorted is 1-d or has the dims of values but the last; out has values'. Dtypes: out has `dtype`.
+    Shapes: sorted is 1-d or has the dims of values except the last; out has values'. Dtypes: out has `dtype`.
     Source: torch.searchsorted.
     """
     torch_check(
@@ -295,7 +299,7 @@ register_vjp(index_sum, g=lambda grad, g, indices: index_put(_zeros(g.shape, g),
 
 
 def scatter_add(x: TensorProxy, dim: int, index: TensorProxy, src: TensorProxy) -> TensorProxy:
-    """x with src added where scatter would put it."""
+    """Return x with src added at the places to which scatter would write it."""
     return scatter_reduce(x, dim, index, src, "sum")
 
 
@@ -308,8 +312,9 @@ register_vjp(
 
 
 def _fit(x: TensorProxy, of: TensorProxy) -> TensorProxy:
-    """x with the lengths of `of`: what of src an index that is smaller reads, or that gradient with zeros after it."""
-    if x.ndim != of.ndim:  # an index without elements has any number of dims
+    """Return x with the lengths of `of`: the part of src that a smaller index reads, or that gradient padded with
+    zeros."""
+    if x.ndim != of.ndim:  # an index without elements may have any rank
         return full(of.shape, 0, x.dtype, x.device)
     if all(map(same, x.shape, of.shape)):
         return x
@@ -317,7 +322,7 @@ def _fit(x: TensorProxy, of: TensorProxy) -> TensorProxy:
 
 
 class _ScatterReduce(NamedTuple):
-    """One scatter_reduce, and the gradient of its result."""
+    """A call of scatter_reduce, and the gradient of its result."""
 
     g: TensorProxy
     x: TensorProxy
@@ -359,7 +364,8 @@ def _mean_grads(call: _ScatterReduce) -> Thunks:
 
 
 def _extremum_grads(call: _ScatterReduce) -> Thunks:
-    """Ties share the gradient; x counts where it equals the result, included or not, as in torch."""
+    """Return the gradients of an extremum: ties share it; x counts where it equals the result, included or not, as in
+    torch."""
     g, x, dim, index, src, out, _ = call
     with outside_regions():
         x_wins, src_wins = x == out, src == gather(out, dim, index)
@@ -369,7 +375,8 @@ def _extremum_grads(call: _ScatterReduce) -> Thunks:
 
 
 def _prod_grads(call: _ScatterReduce) -> Thunks:
-    """Give a zero in src the product of the others; where there are two zeros, the gradients of all are 0."""
+    """Return the gradients of a product: a zero in src has the product of the others; with two zeros, all gradients are
+    0."""
     g, x, dim, index, src, out, include_self = call
     zero = src == 0
 
@@ -423,7 +430,7 @@ def _embedding_backward_grad(
     return out
 
 
-# rows that are kept short
+# rows with a limited norm
 
 
 embedding_renorm = make_library_prim(

@@ -1,6 +1,6 @@
-"""Prims that torch's library computes as a whole: factorizations, transforms, rare special functions.
+"""The prims that are a single function of torch's library: factorizations, transforms, rare special functions.
 
-Their metadata is what torch gives of fake tensors, so that shapes, dtypes and what torch refuses are torch's.
+Their metadata comes from torch's functions on fake tensors, so shapes, dtypes and errors are torch's.
 """
 
 import functools
@@ -34,10 +34,10 @@ _functions: dict[Symbol, Callable[..., Any]] = {}
 def make_library_prim(
     function: Callable[..., Any], meaning: str, *, name: str = "", tags: Iterable[Tag] = ()
 ) -> Symbol:
-    """Return a prim that is one function of torch and takes its arguments; it belongs to the file that calls this.
+    """Return a prim that is one function of torch with the same arguments; it belongs to the calling file.
 
-    name: where torch's own is taken or is that of an overload. Where a gradient flows through it, it needs a rule, as
-    any prim does, or Tag.NOT_DIFFERENTIABLE where torch has none.
+    name: for a function whose own name is taken, or is that of an overload. Like any prim, it needs a gradient rule, or
+    Tag.NOT_DIFFERENTIABLE if torch has no derivative.
     """
     name = name or function.__name__
 
@@ -52,14 +52,14 @@ def make_library_prim(
 
 
 def library_functions() -> dict[Symbol, Callable[..., Any]]:
-    """Return every library prim with the function of torch that it is."""
+    """Return every library prim with its torch function."""
     return dict(_functions)
 
 
 @functools.cache
 def operator_symbol(operator: OpOverload) -> Symbol | None:
-    """Return the symbol of one of torch's own operators, which torch runs: for programs that torch differentiates, in
-    which it needs no gradient rule. None where its results are no new tensors, or where values decide their shapes."""
+    """Return the symbol of one of torch's own operators, which torch runs, for programs that torch differentiates,
+    where it needs no gradient rule. None if its results are not new tensors, or if values determine their shapes."""
     schema = schema_of(operator)
     tags = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     aliases = any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
@@ -74,7 +74,7 @@ def operator_symbol(operator: OpOverload) -> Symbol | None:
         if overload_name(operator) == "default"
         else f"{operator_name(operator)}_{overload_name(operator)}"
     )
-    acts = not schema.returns or operator.namespace == _COLLECTIVES  # it raises where values are wrong
+    acts = not schema.returns or operator.namespace == _COLLECTIVES  # it raises for wrong values
     return Symbol(name, f"torch.ops.{operator}", meta=meta, op=operator, tags=frozenset([Tag.EFFECT] if acts else []))
 
 
@@ -82,9 +82,9 @@ _COLLECTIVES = "_c10d_functional"
 
 
 def _metadata(op: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a function's results for fake tensors, as proxies of the current trace.
+    """Return a function's results on fake tensors, as proxies of the current trace.
 
-    Raises: what torch raises; NotImplementedError where the result's shape depends on values.
+    Raises: torch's errors; NotImplementedError if the result's shape depends on values.
     """
     without = fake_tensor_mode((args, kwargs))
     with quiet(), disable_current_modes(), DisableTorchFunction(), torch.no_grad(), without:
@@ -93,17 +93,17 @@ def _metadata(op: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
             result = function(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
             raise NotImplementedError(f"{op}: its result's shape or value depends on the values of tensors") from error
-        except AssertionError as error:  # functions of fake tensors assert where torch's kernels raise RuntimeError
+        except AssertionError as error:  # functions on fake tensors assert where torch's kernels raise RuntimeError
             raise RuntimeError(str(error)) from error
     trace = current_trace()
     return tree_map(lambda leaf: trace.tensor(leaf.shape, leaf.dtype, leaf.device), _plain(result))
 
 
 def symbolic_dispatch(symbolic: bool) -> AbstractContextManager[None]:
-    """Have torch's functions in Python run in place of those in C++ on fake tensors where sizes are symbolic.
+    """Make torch's Python implementations run in place of those in C++ on fake tensors with symbolic sizes.
 
-    Those in C++ make integers of sizes: each is guarded, and a program compiled again for every size. Dynamo traces so,
-    too.
+    Those in C++ specialize sizes: each is guarded on, and the program recompiled for every size. Dynamo traces in the
+    same way.
     """
     return enable_python_dispatcher() if symbolic else nullcontext()
 
@@ -111,7 +111,7 @@ def symbolic_dispatch(symbolic: bool) -> AbstractContextManager[None]:
 @contextmanager
 def fake_tensor_mode(tree: Any, **options: Any) -> Iterator[None]:
     """Enter a mode of fake tensors, in which the symbolic sizes and numbers of a nest keep their meaning.
-    options: of FakeTensorMode."""
+    options: those of FakeTensorMode."""
     fake = FakeTensorMode(shape_env=_shape_environment(tree), **options)
     with fake, symbolic_dispatch(fake.shape_env is not None):
         yield
@@ -136,7 +136,7 @@ def _stand_in(leaf: Any) -> Any:
 
 
 def empty_like(leaf: Any) -> Any:
-    """Return a tensor of the shape, strides, dtype and device of a proxy; another leaf of a nest as it is."""
+    """Return a tensor of the shape, strides, dtype and device of a proxy; other leaves of a nest unchanged."""
     if not isinstance(leaf, TensorProxy):
         return leaf
     if leaf.strides is None:
@@ -145,14 +145,14 @@ def empty_like(leaf: Any) -> Any:
 
 
 def _plain(result: Any) -> Any:
-    """Several results as a tuple: torchlang's symbols give torch's named tuples."""
+    """Return several results as a tuple: torchlang's symbols return torch's named tuples."""
     return tuple(result) if isinstance(result, (tuple, list)) else result
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch from logging as an error what fails on fake tensors, nor what ends a graph of Dynamo's:
-    who asks deals with it."""
+    """Suppress torch's error logs for failures on fake tensors and for graph breaks of Dynamo, which the caller
+    handles."""
     before = [(log, log.disabled) for log in _LOGS]
     for log in _LOGS:
         log.disabled = True

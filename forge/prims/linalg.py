@@ -1,4 +1,4 @@
-"""Linear algebra prims."""
+"""The prims of linear algebra."""
 
 import torch
 
@@ -10,10 +10,10 @@ from forge.prims.shape import permute
 
 @primitive()
 def matmul(a: TensorProxy, b: TensorProxy) -> TensorProxy:
-    """out[..., i, j] = sum over k of a[..., i, k] * b[..., k, j].
+    """Return out with out[..., i, j] = sum over k of a[..., i, k] * b[..., k, j].
 
     Shapes: (..., n, k) and (..., k, m) with equal batch dims; out is (..., n, m).
-    Dtypes: one for both, not bool. Source: torch.matmul, without its broadcasting.
+    Dtypes: the same for both, not bool. Source: torch.matmul, without its broadcasting.
     """
     check(
         a.ndim == b.ndim and a.ndim >= 2,
@@ -45,7 +45,7 @@ GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @primitive()
 def grouped_mm(a: TensorProxy, b: TensorProxy, offs: TensorProxy | None = None) -> TensorProxy:
-    """Multiply groups of matrices: a dim of the 2-d operands is cut into groups, of which group i ends at offs[i].
+    """Multiply groups of matrices: a dim of the 2-d operands is divided into groups, where group i ends at offs[i].
 
     Shapes: (R, K) @ (G, K, N), rows in groups: (R, N). (G, M, K) @ (K, C), columns in groups: (M, C).
         (M, K) @ (K, N), the contraction in groups: (G, M, N). (G, M, K) @ (G, K, N), no offs: (G, M, N).
@@ -96,7 +96,7 @@ def _check_offsets(op: str, a: TensorProxy, b: TensorProxy, offs: TensorProxy) -
     check_same_device(op, a, offs)
 
 
-# each case's gradients are cases of grouped_mm: those of grouped rows contract groups, and the other way round
+# each case's gradients are cases of grouped_mm: those of grouped rows contract groups, and vice versa
 register_vjp(
     grouped_mm,
     a=lambda g, b, offs: grouped_mm(g, _swap_last(b), offs),

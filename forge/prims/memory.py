@@ -1,4 +1,4 @@
-"""Prims about memory: writes, and values that cross between tensors and Python."""
+"""The prims of memory: writes, and values that cross between tensors and Python."""
 
 from forge.ir import Dim, NumberProxy, Proxy, Tag, TensorProxy, current_trace, get_grad, put_grad, register_grad
 from forge.prims.core import like, primitive, register_vjp
@@ -11,13 +11,13 @@ def copy_(x: TensorProxy, y: TensorProxy) -> None:
 
 @primitive(tags=[Tag.EFFECT])
 def copy_data_(x: TensorProxy, y: TensorProxy) -> None:
-    """Write y into x's memory, unseen by autograd: x's version stays. Source: x.data.copy_(y)."""
+    """Write y into x's memory, without autograd's knowledge: x's version does not change. Source: x.data.copy_(y)."""
 
 
 @primitive()
 def with_data(x: TensorProxy, new: TensorProxy) -> TensorProxy:
-    """Return `new` with x's history: gradients flow to x, as a tensor that is changed under torch.no_grad keeps its
-    history."""
+    """Return `new` with x's history: gradients flow to x, like those of a tensor changed under torch.no_grad, which
+    keeps its history."""
     return like(x)
 
 
@@ -35,8 +35,8 @@ register_vjp(alias, x=lambda g: g)
 
 @primitive(tags=[Tag.NOT_DIFFERENTIABLE, Tag.SYNCHRONIZING])
 def byte_offset(x: TensorProxy) -> Proxy:
-    """Return the number of bytes before x's first element in its memory, which no metadata has and which differs from
-    run to run."""
+    """Return the number of bytes before x's first element in its memory, which is not part of the metadata and differs
+    between runs."""
     return Proxy(current_trace().fresh_name("byte_offset"))
 
 
@@ -52,9 +52,9 @@ def as_strided(
     strides: tuple[Dim, ...],
     origin: Origin = None,
 ) -> TensorProxy:
-    """Return a view of the memory in which x has these `strides`, from `offset` elements after x's first.
+    """Return a view of x's memory, where x has these `strides`, from `offset` elements after x's first.
 
-    origin: the input whose memory x shows, or its place; `offset` then counts from the memory's start.
+    origin: the input whose memory x views, or its position; `offset` then counts from the memory's start.
     Shapes: out has `size`. Source: torch.as_strided, relative to x.
     """
     return current_trace().tensor(size, x.dtype, x.device, strides=tuple(stride))
@@ -69,7 +69,7 @@ def as_strided_backward(
     strides: tuple[Dim, ...],
     origin: Origin = None,
 ) -> TensorProxy:
-    """Return the gradient of x, which has `shape` and `strides`, from that of what as_strided shows of it."""
+    """Return the gradient of x, which has `shape` and `strides`, from that of the view by as_strided."""
     return like(g, shape=shape)
 
 
@@ -80,7 +80,7 @@ register_vjp(as_strided, x=lambda g, x, size, *how: as_strided_backward(g, x.sha
 def _as_strided_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], *how: object) -> TensorProxy:
     out = as_strided_backward(g, shape, *how)
     strides = how[2]
-    mean = as_strided_backward(get_grad(out), shape, strides, 0, strides)  # over the elements that are one in memory
+    mean = as_strided_backward(get_grad(out), shape, strides, 0, strides)  # over elements that share memory
     put_grad(g, as_strided(mean, g.shape, *how))
     return out
 
@@ -96,8 +96,8 @@ def item(x: TensorProxy) -> NumberProxy:
 
 @primitive(tags=[Tag.SYNCHRONIZING])
 def length(x: TensorProxy, dim: int) -> NumberProxy:
-    """Return the size of a tensor along a dim, where values decided it. Source: torch.Tensor.size.
+    """Return the size of a tensor along a dimthat values determine. Source: torch.Tensor.size.
 
-    Its symbol is Dynamo's, as item's.
+    Its symbol is Dynamo's, like item's.
     """
     raise NotImplementedError("length: a length that values decide has no symbol while tracing; use forge.jit")

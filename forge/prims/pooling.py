@@ -1,4 +1,5 @@
-"""Prims over windows of the last dims: pooling, im2col and col2im. Each option has one number for each of those dims.
+"""The prims over windows of the last dims: pooling, im2col and col2im. Each option has one number for each of those
+dims.
 
 The dims before the windows are the batch and the channels; the batch may be missing.
 """
@@ -40,7 +41,7 @@ def _check_window(op: str, x: TensorProxy, **lists: Lengths) -> int:
 
 
 def _check_rank(op: str, x: TensorProxy, count: int) -> None:
-    """Raise RuntimeError unless x has `count` dims, channels and perhaps a batch."""
+    """Raise RuntimeError unless x has `count` dims, channels and optionally a batch."""
     torch_check(
         x.ndim in (count + 1, count + 2),
         lambda: f"{op}: Expected {count + 1}D or {count + 2}D (batch mode) tensor for input, but got {x}",
@@ -48,7 +49,7 @@ def _check_rank(op: str, x: TensorProxy, count: int) -> None:
 
 
 def _check_not_empty(op: str, x: TensorProxy, first: int) -> None:
-    """Raise RuntimeError where a dim of x, from the `first` on, is empty."""
+    """Raise RuntimeError if a dim of x, from the `first` on, is empty."""
     torch_check(
         not any(statically_true(size == 0) for size in x.shape[first:]),
         lambda: f"{op}: Expected input with non-zero sizes from dim {first} on, but got {x}",
@@ -68,7 +69,7 @@ def _check_half(op: str, kernel_size: Lengths, padding: Lengths, dilation: Seque
 
 
 def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: Dim, ceil_mode: bool) -> Dim:
-    """Return the number of windows that fit; with ceil_mode also a last one that starts inside of the input or its left
+    """Return the number of windows that fit; with ceil_mode, also a last one that starts inside the input or its left
     padding."""
     reach = dilation * (kernel - 1) + 1
     spare = length + 2 * padding - reach
@@ -88,7 +89,7 @@ def window_count(length: Dim, kernel: Dim, stride: Dim, padding: Dim, dilation: 
 
 
 def _covers(length: Dim, kernel: Dim, stride: Dim, padding: Dim, ceil_mode: bool) -> bool:
-    """Return whether a dim has one window, which is the whole of it: ceil_mode clips a larger one."""
+    """Return whether a dim has one window that covers it: ceil_mode clips a larger one."""
     is_whole = statically_true(length == kernel)
     if ceil_mode:
         is_whole = is_whole or (statically_true(length <= kernel) and statically_true(kernel < length + stride))
@@ -116,8 +117,7 @@ def _pooled_shape(op: str, x: TensorProxy, lists: Sequence[Lengths], ceil_mode: 
 def max_pool(
     x: TensorProxy, kernel_size: Lengths, stride: Lengths, padding: Lengths, dilation: Lengths, ceil_mode: bool
 ) -> tuple[TensorProxy, TensorProxy]:
-    """Return the largest value of each window, nan if there is one, and its place in the input's window dims laid out
-    as one.
+    """Return the largest value of each window, nan if there is one, and its index in the input's flattened window dims.
 
     Source: torch.nn.functional.max_pool2d, return_indices=True.
     """
@@ -144,7 +144,7 @@ def max_pool_backward(
 
 
 def _take(x: TensorProxy, indices: TensorProxy, count: int) -> TensorProxy:
-    """Return the elements of x at places in its last `count` dims laid out as one."""
+    """Return the elements of x at indices in its flattened last `count` dims."""
     if statically_true(indices.numel() == 0):
         return full(indices.shape, 0, x.dtype, x.device)
     before = x.shape[: x.ndim - count]
@@ -169,7 +169,8 @@ def avg_pool(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> TensorProxy:
-    """Return the sum of each window over its size (without padding unless count_include_pad), or over divisor_override.
+    """Return the sum of each window divided by its size (without padding unless count_include_pad), or by
+    divisor_override.
 
     Source: torch.nn.functional.avg_pool2d.
     """
@@ -200,8 +201,8 @@ register_vjp(avg_pool_backward, g=lambda grad, x, *how: avg_pool(grad, *how))
 
 
 def covered_dims(x: TensorProxy | torch.Tensor, kernel_size: Lengths, *windows: Any) -> tuple[bool, ...]:
-    """Return for each dim that windows of `kernel_size` move over whether one covers it. windows: stride, padding,
-    ceil_mode."""
+    """Return, for each dim over which windows of `kernel_size` move, whether one window covers it. windows: stride,
+    padding, ceil_mode."""
     stride, padding, ceil_mode = windows
     lengths = x.shape[x.ndim - len(kernel_size) :]
     return tuple(_covers(*each, ceil_mode) for each in zip(lengths, kernel_size, stride, padding, strict=True))
@@ -233,7 +234,7 @@ def adaptive_avg_pool(x: TensorProxy, output_size: Lengths) -> TensorProxy:
     torch.nn.functional.adaptive_avg_pool2d."""
     shape = _adaptive_shape("prims.adaptive_avg_pool", x, output_size)
     count = len(output_size)
-    _check_not_empty("prims.adaptive_avg_pool", x, 1 if count == 3 else x.ndim - count)  # as torch's kernels do
+    _check_not_empty("prims.adaptive_avg_pool", x, 1 if count == 3 else x.ndim - count)  # as in torch's kernels
     return like(x, shape=shape)
 
 
@@ -249,7 +250,7 @@ register_vjp(adaptive_avg_pool, x=lambda g, x, output_size: adaptive_avg_pool_ba
 
 @primitive()
 def adaptive_max_pool(x: TensorProxy, output_size: Lengths) -> tuple[TensorProxy, TensorProxy]:
-    """Return the largest values of windows that make an output of `output_size`, and their places.
+    """Return the largest values of windows that make an output of `output_size`, and their indices.
 
     Source: torch.nn.functional.adaptive_max_pool2d, return_indices=True.
     """
@@ -290,7 +291,7 @@ def im2col(x: TensorProxy, kernel_size: Lengths, dilation: Lengths, padding: Len
 def col2im(
     x: TensorProxy, output_size: Lengths, kernel_size: Lengths, dilation: Lengths, padding: Lengths, stride: Lengths
 ) -> TensorProxy:
-    """Add up columns where their windows were: the transpose of im2col. Source: torch.nn.functional.fold."""
+    """Add up columns at the places of their windows: the transpose of im2col. Source: torch.nn.functional.fold."""
     op = "prims.col2im"
     torch_check(x.ndim in (2, 3), lambda: f"{op}: Expected 2D or 3D (batch mode) tensor for input, but got {x}")
     rows = kernel_size[0] * kernel_size[1]
@@ -342,7 +343,7 @@ def _register_fractional(prim: Symbol, count: int) -> None:
     def rule(
         x: TensorProxy, kernel_size: tuple[Dim, ...], output_size: tuple[Dim, ...], samples: TensorProxy
     ) -> tuple[TensorProxy, TensorProxy]:
-        """Put each window's gradient at its place."""
+        """Put each window's gradient at its index."""
         out, indices = prim(x, kernel_size, output_size, samples)
         before = x.shape[:-count]
         zeros = reshape(full(x.shape, 0, x.dtype, x.device), (*before, math.prod(x.shape[-count:])))

@@ -1,6 +1,6 @@
-"""Random prims: each draws from torch's default generator of its device.
+"""The random prims: each draws from torch's default generator of its device.
 
-Numbers are drawn in the order of the memory that they fill: `like` is a tensor whose layout the result has.
+Numbers are drawn in memory order; the result has the layout of the tensor `like`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def bernoulli(
     device: torch.device,
     like: TensorProxy | None = None,
 ) -> TensorProxy:
-    """1 with probability `p`, else 0. Shapes: a tensor p broadcasts to `shape`."""
+    """Return 1 with probability `p`, else 0. Shapes: a tensor p broadcasts to `shape`."""
     torch_check(
         not isinstance(p, (int, float)) or 0 <= p <= 1,
         lambda: f"prims.bernoulli: bernoulli_ expects p to be in [0, 1], but got p={p}",

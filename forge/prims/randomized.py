@@ -1,4 +1,4 @@
-"""Random prims that are one function of torch: they draw as their arguments' values ask, or what is made of no others.
+"""The random prims that are one function of torch: their draws depend on values, or no other prims express them.
 
 Each fills new memory like its first argument.
 """
@@ -20,22 +20,22 @@ from forge.torch_internals.functions import (
 
 
 def cauchy_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Memory like x's, filled by Tensor.cauchy_."""
+    """Return memory like x's, filled by Tensor.cauchy_."""
     return torch.empty_like(x).cauchy_(*args, **kwargs)
 
 
 def geometric_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Memory like x's, filled by Tensor.geometric_."""
+    """Return memory like x's, filled by Tensor.geometric_."""
     return torch.empty_like(x).geometric_(*args, **kwargs)
 
 
 def log_normal_like(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Memory like x's, filled by Tensor.log_normal_."""
+    """Return memory like x's, filled by Tensor.log_normal_."""
     return torch.empty_like(x).log_normal_(*args, **kwargs)
 
 
 def rrelu_slopes(x: torch.Tensor, lower: float, upper: float) -> torch.Tensor:
-    """Return the factors of x in torch.rrelu in training."""
+    """Return the factors that torch.rrelu applies to x in training."""
     noise = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # which torch fills row by row
     nn_rrelu_with_noise(x, noise, lower, upper, True)
     return noise
@@ -57,7 +57,7 @@ standard_gamma = make_library_prim(
 )
 
 
-# derivatives of samples by the parameters of their distributions, which torch does not differentiate again
+# derivatives of samples with respect to distribution parameters, which torch does not differentiate again
 
 dirichlet_grad = make_library_prim(
     torch_dirichlet_grad,
@@ -69,8 +69,8 @@ dirichlet_grad = make_library_prim(
 
 @primitive(tags=[Tag.NOT_DIFFERENTIABLE])
 def standard_gamma_grad(concentration: TensorProxy, sample: TensorProxy) -> TensorProxy:
-    """Return the derivative of numbers of gamma distributions by their concentrations. Shapes: all are equal.
+    """Return the derivative of gamma samples with respect to their concentrations. Shapes: all are equal.
 
-    Source: torch._standard_gamma_grad, which takes no fake tensors.
+    Source: torch._standard_gamma_grad, which does not support fake tensors.
     """
     return current_trace().tensor(concentration.shape, concentration.dtype, concentration.device)

@@ -1,9 +1,9 @@
-"""Recurrent layers: one layer in one direction, over a whole sequence."""
+"""The prims of recurrent layers: one layer in one direction, over a whole sequence."""
 
 from forge.ir import Dim, TensorProxy, get_grad, put_grad, register_grad
 from forge.prims.core import check_same_device, check_tensor, like, primitive, same_shape, statically_true, torch_check
 
-KINDS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # how many times the state's length its weights have
+KINDS = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}  # the ratio of the weights' rows to the state's length
 
 Optional = TensorProxy | None
 Tensors = tuple[Optional, ...]
@@ -14,9 +14,9 @@ LayerInputs = tuple[TensorProxy, TensorProxy, Optional, TensorProxy, TensorProxy
 def recurrent_layer(
     kind: str, reverse: bool, inputs: LayerInputs
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy | None]:
-    """Return (the layer's outputs at each step, its state after the last step), of steps in order or in reverse.
+    """Return (the layer's outputs at each step, its state after the last step), with steps in order or in reverse.
 
-    kind: a key of KINDS. inputs: (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr), c an LSTM's alone; None is no bias and no
+    kind: a key of KINDS. inputs: (x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr), c for an LSTM only; None for no bias or
     projection.
     Shapes: x (steps, N, features), h (N, P), c (N, H), w_ih (k * H, features), w_hh (k * H, P), biases (k * H,), w_hr
     (P, H); out ((steps, N, P), (N, P), (N, H) or None).
@@ -59,8 +59,8 @@ def recurrent_layer(
 
 
 def input_count(order: int) -> int:
-    """Return the number of inputs of recurrent_layer's gradient of this order (0: of the layer): those of the order
-    below, and the gradients of its results."""
+    """Return the number of inputs of recurrent_layer's gradient of this order (0: the layer itself): those of the lower
+    order, and the gradients of its results."""
     counts = [8, 11]
     while len(counts) <= order:
         counts.append(counts[-1] + counts[-2])
@@ -69,9 +69,9 @@ def input_count(order: int) -> int:
 
 @primitive()
 def recurrent_gradient(order: int, kind: str, reverse: bool, inputs: Tensors) -> Tensors:
-    """Return the gradients of a recurrent layer's inputs; of higher `order`, of those of its gradient's inputs.
+    """Return the gradients of a recurrent layer's inputs; for a higher `order`, those of its gradient's inputs.
 
-    inputs: those of the gradient of one order less (of the layer), and the gradients of its results.
+    inputs: those of the gradient of the lower order (or of the layer), and the gradients of its results.
     """
     return tuple(each if each is None else like(each) for each in inputs[: input_count(order - 1)])
 

@@ -1,4 +1,4 @@
-"""Reduction and scan prims. Dims are counted from the front and are removed, unless the name says otherwise."""
+"""The reduction and scan prims. Dims are counted from the front and removed, unless the name says otherwise."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def _reduced_shape(x: TensorProxy, dims: tuple[int, ...]) -> list[Dim]:
 
 
 def check_not_empty(op: str, x: TensorProxy, dims: tuple[int, ...]) -> None:
-    """Raise IndexError, as torch does, when a reduction without an identity has nothing to reduce."""
+    """Raise IndexError, as torch does, if a reduction without an identity has no elements to reduce."""
     for dim in dims:
         check(
             x.ndim == 0 or not statically_true(x.shape[dim] == 0),
@@ -214,7 +214,7 @@ def _product_before(x: TensorProxy, backwards: bool) -> TensorProxy:
 
 @register_grad(prod)
 def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """Divide the product by each element, as torch does; multiply the others where there is a zero anywhere."""
+    """Divide the product by each element, as torch does; if there is a zero anywhere, multiply the other elements."""
     out = prod(x, dims)
     g = get_grad(out)
     if not dims:
@@ -229,7 +229,7 @@ def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
     quotient = restore_dims(out, x, dims) / has_zero.where(1, x)
     others = _products_of_others(has_zero.where(x, 1), dims)
     gradient = conjugate(has_zero.where(others, quotient)) * g
-    if len(dims) == x.ndim:  # no element has a slope where there are two zeros, whatever the others are
+    if len(dims) == x.ndim:  # with two zeros, all slopes are 0, whatever the other elements are
         zeros = sum(zero.to(torch.int64), everything)
         gradient = restore_dims(zeros > 1, x, everything).where(0, gradient)
     put_grad(x, gradient)
@@ -237,7 +237,7 @@ def _prod_grad(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 
 def _products_of_others(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """Return for each element the product of the other ones over `dims`, without division."""
+    """Return, for each element, the product of the others over `dims`, without division."""
     rest = [dim for dim in range(x.ndim) if dim not in dims]
     rows = x.permute((*rest, *dims))
     count = math.prod(x.shape[dim] for dim in dims)
@@ -247,7 +247,7 @@ def _products_of_others(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 
 def _register_extremum(prim: Symbol[TensorProxy]) -> None:
-    """Ties share the gradient evenly, as torch.amax does."""
+    """Register the rule of an extremum: ties share the gradient evenly, as in torch.amax."""
 
     @register_grad(prim)
     def rule(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
@@ -265,7 +265,7 @@ _register_extremum(amin)
 
 
 def _register_selection(prim: Symbol, *, reduces: bool) -> None:
-    """Register the rule that puts the gradient where the value came from."""
+    """Register the rule that puts the gradient at the index of the selected value."""
 
     @register_grad(prim)
     def rule(x: TensorProxy, *options: object) -> tuple[TensorProxy, TensorProxy]:
@@ -318,7 +318,7 @@ def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
     def from_last(value: TensorProxy) -> TensorProxy:
         return value.permute([*range(dim), last - 1, *range(dim, last - 1)])
 
-    # row i is x with 1 in the place of element i, which out's elements from i on have as a factor
+    # row i is x with 1 in place of element i, which is a factor of out's elements from i on
     position = iota(size, 0, 1, torch.int64, x.device)
     row = broadcast_in_dim(position, shape, (last - 1,))
     column = broadcast_in_dim(position, shape, (last,))
@@ -333,7 +333,7 @@ def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
 
 @register_grad(logcumsumexp)
 def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
-    """Compute in logarithms; positive and negative gradients apart where they are real."""
+    """Compute in logarithms, separately for positive and negative gradients if they are real."""
     out = logcumsumexp(x, dim)
     g = get_grad(out)
     if not x.ndim:
@@ -343,7 +343,7 @@ def _logcumsumexp_grad(x: TensorProxy, dim: int) -> TensorProxy:
         put_grad(x, conjugate((_reversed_scan(logcumsumexp, conjugate(g).log() - out, dim) + x).exp()))
         return out
     log_of_size = g.abs().log()
-    lowest = torch.finfo(x.dtype).min  # as torch: infinity would be nan where the gradient is differentiated
+    lowest = torch.finfo(x.dtype).min  # as in torch: infinity would be nan in the second gradient
 
     def part(mask: TensorProxy) -> TensorProxy:
         return (_reversed_scan(logcumsumexp, mask.where(log_of_size, lowest) - out, dim) + x).exp()

@@ -1,4 +1,4 @@
-"""Prims that read the input at other places: interpolation, padding with the input's own values, sampling on a grid."""
+"""The prims that resample the input: interpolation, padding with the input's own values, grid sampling."""
 
 from enum import Enum
 
@@ -9,7 +9,7 @@ Lengths = tuple[Dim, ...]
 
 
 class Upsampling(Enum):
-    """Methods of interpolating between the input's values; "antialias" widens the kernel where the input shrinks."""
+    """The methods of interpolation between the input's values; "antialias" widens the kernel when downsampling."""
 
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"
@@ -23,10 +23,10 @@ class Upsampling(Enum):
 def upsample(
     x: TensorProxy, mode: str, output_size: Lengths, align_corners: bool, scales: tuple[float | None, ...]
 ) -> TensorProxy:
-    """x's dims after the channels resized to `output_size`.
+    """Resize x's dims after the channels to `output_size`.
 
-    mode: a value of Upsampling. scales: those that the user gave, in place of output_size / input size, or None.
-    Shapes: x (N, C, *lengths). Source: torch.nn.functional.interpolate.
+    mode: a value of Upsampling. scales: the user's, in place of output_size / input size, or None. Shapes: x (N, C,
+    *lengths). Source: torch.nn.functional.interpolate.
     """
     op = "prims.upsample"
     Upsampling(mode)
@@ -63,7 +63,7 @@ register_vjp(
 
 @primitive()
 def pad_edges(x: TensorProxy, padding: Lengths, mode: str) -> TensorProxy:
-    """x's last dims widened by its own values: mirrored at the edge (mode "reflect") or the edge's (mode "replicate").
+    """Pad x's last dims with its own values: mirrored at the edge (mode "reflect") or the edge's (mode "replicate").
 
     padding: (before, after) of the last dim, then of the one before it, …
     Source: torch.nn.functional.pad.
@@ -116,7 +116,7 @@ _NEAREST = 1
 def grid_sampler(
     x: TensorProxy, grid: TensorProxy, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> TensorProxy:
-    """x's values at the places that the grid names, in [-1, 1] from edge to edge.
+    """Return x's values at the grid's coordinates, in [-1, 1] from edge to edge.
 
     interpolation_mode: 0 linear, 1 nearest, 2 cubic. padding_mode: 0 zeros, 1 border, 2 reflection.
     Shapes: x (N, C, *lengths), grid (N, *out lengths, rank); out (N, C, *out lengths).
@@ -156,7 +156,7 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: tuple[bool, bool],
 ) -> tuple[TensorProxy | None, TensorProxy]:
-    """Return the gradients of x (None where output_mask[0] is False) and grid. Source:
+    """Return the gradients of x (None if output_mask[0] is False) and grid. Source:
     aten.grid_sampler_2d_backward."""
     return like(x) if output_mask[0] else None, like(grid)
 
@@ -199,7 +199,7 @@ def _grid_sampler_grad(x: TensorProxy, grid: TensorProxy, *how: object) -> Tenso
 
 @primitive()
 def affine_grid(theta: TensorProxy, size: Lengths, align_corners: bool) -> TensorProxy:
-    """Return the grid of places that affine maps send the places of an output of `size` to.
+    """Return the grid of an output of `size`, mapped by affine transformations.
 
     Shapes: theta (N, rank, rank + 1), size (N, C, *lengths); out (N, *lengths, rank).
     Source: torch.nn.functional.affine_grid.

@@ -1,4 +1,4 @@
-"""Shape prims: what moves elements and computes none. Dims are counted from the front, lengths may be symbolic."""
+"""The shape prims, which move elements and compute none. Dims are counted from the front, lengths may be symbolic."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from forge.prims.creation import full
 
 @primitive()
 def reshape(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
-    """x's elements in row-major order with another shape.
+    """Return x's elements in row-major order with another shape.
 
     Shapes: as many elements as x. Source: torch.reshape, without -1.
     """
@@ -36,7 +36,7 @@ def reshape(x: TensorProxy, shape: tuple[Dim, ...]) -> TensorProxy:
 
 @primitive(tags=[Tag.VIEW])
 def permute(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """out's dim i is x's dim dims[i].
+    """Permute x's dims: out's dim i is x's dim dims[i].
 
     Shapes: dims is a permutation of x's dims. Source: torch.permute.
     """
@@ -49,7 +49,7 @@ def permute(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 @primitive(tags=[Tag.VIEW])
 def broadcast_in_dim(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ...]) -> TensorProxy:
-    """x repeated to `shape`: x's dim i becomes out's dim dims[i], where its length is shape's or 1.
+    """Return x repeated to `shape`: x's dim i becomes out's dim dims[i], with shape's length or 1.
 
     Source: jax.lax.broadcast_in_dim.
     """
@@ -70,7 +70,7 @@ def broadcast_in_dim(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[int, ..
 
 @primitive(tags=[Tag.VIEW])
 def slice(x: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
-    """x[start:stop:step] along one dim, 0 <= start <= stop <= its length.
+    """Return x[start:stop:step] along one dim, 0 <= start <= stop <= its length.
 
     Source: jax.lax.slice_in_dim.
     """
@@ -86,7 +86,7 @@ def _slice_shape(shape: Sequence[Dim], dim: int, start: Dim, stop: Dim, step: in
 
 @primitive(tags=[Tag.VIEW])
 def squeeze(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """x without `dims`, whose length is 1."""
+    """Return x without `dims`, whose length is 1."""
     check_dims("prims.squeeze", dims, x.ndim)
     for dim in dims:
         check(same(x.shape[dim], 1), lambda dim=dim: f"prims.squeeze: dim {dim} of {x} is not of length 1")
@@ -95,9 +95,9 @@ def squeeze(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
 
 @primitive()
 def cat(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
-    """Return the tensors one after another along `dim`.
+    """Return the concatenation of the tensors along `dim`.
 
-    Shapes: one rank and equal lengths off `dim`. Dtypes: one.
+    Shapes: one rank and equal lengths except along `dim`. Dtypes: the same for all.
     """
     torch_check(len(tensors) > 0, lambda: "prims.cat: expected a non-empty list of tensors")
     first = tensors[0]
@@ -124,7 +124,7 @@ def cat(tensors: Sequence[TensorProxy], dim: int) -> TensorProxy:
 
 @primitive()
 def pad(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> TensorProxy:
-    """x with `value` before and after each dim: padding[i] is (before, after) for dim i; a negative one crops.
+    """Return x with `value` before and after each dim: padding[i] is (before, after) for dim i; a negative one crops.
 
     Source: torch.nn.functional.pad in constant mode.
     """
@@ -140,20 +140,20 @@ def pad(x: TensorProxy, padding: tuple[tuple[Dim, Dim], ...], value: Any) -> Ten
 
 @primitive()
 def flip(x: TensorProxy, dims: tuple[int, ...]) -> TensorProxy:
-    """x with the order of the elements along `dims` reversed."""
+    """Return x with the order of the elements along `dims` reversed."""
     check_dims("prims.flip", dims, x.ndim)
     return like(x)
 
 
 @primitive()
 def clone(x: TensorProxy, memory_format: torch.memory_format = torch.preserve_format) -> TensorProxy:
-    """Return a copy of x in memory of its own."""
+    """Return a copy of x in new memory."""
     return like(x)
 
 
 @primitive()
 def contiguous(x: TensorProxy, memory_format: torch.memory_format = torch.contiguous_format) -> TensorProxy:
-    """x, or a copy of it, laid out in `memory_format`. Source: torch.Tensor.contiguous."""
+    """Return x, or a copy of it, laid out in `memory_format`. Source: torch.Tensor.contiguous."""
     check(
         isinstance(memory_format, torch.memory_format),
         lambda: f"prims.contiguous: memory_format is {memory_format!r}, but must be a torch.memory_format",
@@ -164,7 +164,7 @@ def contiguous(x: TensorProxy, memory_format: torch.memory_format = torch.contig
 
 @primitive(tags=[Tag.VIEW, Tag.NOT_DIFFERENTIABLE])
 def detach(x: TensorProxy) -> TensorProxy:
-    """x, through which no gradient flows. Source: torch.Tensor.detach."""
+    """Return x, through which no gradient flows. Source: torch.Tensor.detach."""
     return like(x)
 
 
@@ -177,9 +177,9 @@ def view_scatter(
     kwargs: dict[str, Any],
     index: int | None = None,
 ) -> TensorProxy:
-    """x with the elements that view(x, *args, **kwargs) shows replaced by y's.
+    """Return x with the elements in view(x, *args, **kwargs) replaced by y's.
 
-    Shapes: y has the shape of that view, or of its output number `index`; out has x's.
+    Shapes: y has the shape of that view, or of its output `index`; out has x's.
     Dtypes: y has the view's, out has x's. Source: torch.slice_scatter, for any view.
     """
     return like(x)
@@ -187,9 +187,9 @@ def view_scatter(
 
 @primitive()
 def slice_scatter(x: TensorProxy, y: TensorProxy, dim: int, start: Dim, stop: Dim, step: int = 1) -> TensorProxy:
-    """x with x[start:stop:step] along dim replaced by y.
+    """Return x with x[start:stop:step] along dim replaced by y.
 
-    Shapes: y has that slice's; out has x's. Dtypes: one. Source: torch.slice_scatter.
+    Shapes: y has that slice's; out has x's. Dtypes: the same for both. Source: torch.slice_scatter.
     """
     check(x.dtype == y.dtype, lambda: f"prims.slice_scatter: y is {y}, but must have the dtype of {x}", TypeError)
     check(x.ndim == y.ndim, lambda: f"prims.slice_scatter: y is {y}, but must have the rank of {x}")
@@ -216,15 +216,15 @@ def diagonal(x: TensorProxy, offset: Dim, dim1: int, dim2: int) -> TensorProxy:
 
 @primitive()
 def diagonal_backward(g: TensorProxy, shape: tuple[Dim, ...], offset: Dim, dim1: int, dim2: int) -> TensorProxy:
-    """Zeros of `shape` with g on the diagonal. Source: aten.diagonal_backward."""
+    """Return zeros of `shape` with g on the diagonal. Source: aten.diagonal_backward."""
     return like(g, shape=shape)
 
 
 @primitive(tags=[Tag.VIEW])
 def windows(x: TensorProxy, dim: int, size: Dim, step: Dim) -> TensorProxy:
-    """Return every window of `size` elements along `dim`, one each `step`.
+    """Return every window of `size` elements along `dim`, in steps of `step`.
 
-    Shapes: dim counts the windows, a new last dim is inside them. Source: torch.Tensor.unfold.
+    Shapes: dim counts the windows, a new last dim counts the elements inside them. Source: torch.Tensor.unfold.
     """
     check_dim("prims.windows", dim, x.ndim)
     shape = list(x.shape)
@@ -234,7 +234,7 @@ def windows(x: TensorProxy, dim: int, size: Dim, step: Dim) -> TensorProxy:
 
 @primitive()
 def windows_backward(g: TensorProxy, shape: tuple[Dim, ...], dim: int, size: Dim, step: Dim) -> TensorProxy:
-    """Zeros of `shape` to which every window of g is added. Source: aten.unfold_backward."""
+    """Return zeros of `shape` to which every window of g is added. Source: aten.unfold_backward."""
     return like(g, shape=shape)
 
 
@@ -262,7 +262,7 @@ def _broadcast_in_dim_grad(x: TensorProxy, shape: tuple[Dim, ...], dims: tuple[i
 def slice_backward(
     g: TensorProxy, shape: tuple[Dim, ...], dim: int, start: Dim, stop: Dim, step: int = 1
 ) -> TensorProxy:
-    """Zeros of `shape` with g at [start:stop:step] along dim. Source: aten.slice_backward."""
+    """Return zeros of `shape` with g at [start:stop:step] along dim. Source: aten.slice_backward."""
     return like(g, shape=shape)
 
 

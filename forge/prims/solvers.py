@@ -1,4 +1,4 @@
-"""Systems of linear equations, inverses, and the exponential of matrices."""
+"""The systems of linear equations, inverses, and the matrix exponential."""
 
 import torch
 
@@ -24,7 +24,7 @@ linalg_solve_ex: Symbol[tuple[TensorProxy, TensorProxy]] = make_library_prim(
 
 
 def has_vectors(A: TensorProxy, B: TensorProxy) -> bool:
-    """Return whether the right-hand side of a system is one vector for each matrix, as torch.linalg.solve reads it."""
+    """Return whether the right-hand side of a system is one vector per matrix, as torch.linalg.solve interprets it."""
     if B.ndim == 1:
         return True
     return same_shape(A.shape[:-1], B.shape)
@@ -59,7 +59,7 @@ linalg_matrix_exp: Symbol[TensorProxy] = make_library_prim(
 
 @register_grad(linalg_matrix_exp)
 def _matrix_exp_grad(A: TensorProxy) -> TensorProxy:
-    """Take the derivative in a direction from the exponential of a block matrix, of which it is a block.
+    """Compute the directional derivative as a block of the exponential of a block matrix.
 
     Source: R. Mathias, A chain rule for matrix functions and applications, SIAM J. Matrix Anal. Appl. 17 (1996).
     """

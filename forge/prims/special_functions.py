@@ -1,4 +1,4 @@
-"""Bessel and Airy functions and the orthogonal polynomials. torch has derivatives of SMOOTH alone."""
+"""The Bessel and Airy functions and orthogonal polynomials. torch has derivatives of those in SMOOTH only."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,8 @@
-"""Eigenvalues and singular values, with the vectors that belong to them.
+"""The eigenvalues and singular values, with their vectors.
 
 An eigenvector is known up to a factor (a sign, a phase of a complex one). A gradient that depends on it has no meaning;
-where it is a phase, the backward raises, as torch's does. Where only values are used, their gradient is given without
-that of the vectors, which equal values make infinite.
+if it is a phase, the backward raises, like torch's. If only values are used, their gradient does not include that of
+the vectors, which is infinite for equal values.
 """
 
 import torch
@@ -17,9 +17,9 @@ from forge.prims.solvers import linalg_solve_ex
 
 @primitive(tags=[Tag.SYNCHRONIZING])
 def check_phase(gradient: TensorProxy, phase: TensorProxy, op: str) -> TensorProxy:
-    """Return the gradient as it is.
+    """Return the gradient unchanged.
 
-    Raises, when it runs: RuntimeError where a phase, what a gradient depends on that of a vector, is not 0.
+    Raises, at run time: RuntimeError if `phase`, the dependence of the gradient on a vector's phase, is not 0.
     """
     return like(gradient)
 
@@ -28,7 +28,8 @@ register_vjp(check_phase, gradient=lambda g: g)
 
 
 def _check_phases(gradient: TensorProxy, of_vectors: TensorProxy, op: str) -> TensorProxy:
-    """Return the gradient, where complex vectors, whose products with their gradients are given, may have any phase."""
+    """Return the gradient after a check that it does not depend on the phases of complex vectors, from their products
+    with their gradients."""
     if not of_vectors.dtype.is_complex:
         return gradient
     return check_phase(gradient, imag(_diagonal(of_vectors)), op)
@@ -39,7 +40,7 @@ def _diagonal(x: TensorProxy) -> TensorProxy:
 
 
 def _differences(x: TensorProxy) -> TensorProxy:
-    """out[i, j] = x[j] - x[i], 1 on the diagonal."""
+    """Return out with out[i, j] = x[j] - x[i], and 1 on the diagonal."""
     return x.unsqueeze(-2) - x.unsqueeze(-1) + identity_like(x, x.shape[-1])
 
 
@@ -54,8 +55,8 @@ linalg_eigh = make_library_prim(
 
 @register_grad(linalg_eigh)
 def _eigh_grad(A: TensorProxy, UPLO: str = "L") -> tuple[TensorProxy, TensorProxy]:
-    """Source: M. Giles, Collected matrix derivative results for forward and reverse mode algorithmic differentiation,
-    section 3.1; gradients are those of symmetric matrices."""
+    """Compute the gradient for symmetric matrices. Source: M. Giles, Collected matrix derivative results for forward
+    and reverse mode algorithmic differentiation, section 3.1."""
     values, vectors = linalg_eigh(A, UPLO)
     of_values = (vectors * get_grad(values).unsqueeze(-2)) @ mH(vectors)
     put_grad(A, of_values, of=(values,))
@@ -71,8 +72,9 @@ linalg_eig = make_library_prim(torch.linalg.eig, "The complex eigenvalues of mat
 
 @register_grad(linalg_eig)
 def _eig_grad(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
-    """With A V = V D, dD is the diagonal of P = V^-1 dA V, and dV = V (P / E) but for the lengths of its columns, which
-    stay 1; E has the differences of the eigenvalues. Source: as _eigh_grad."""
+    """Compute the gradient from those of D and V. With A V = V D, dD is the diagonal of P = V^-1 dA V, and dV = V (P /
+    E) up to the lengths of its columns, which stay 1; E has the differences of the eigenvalues. Source: as in
+    _eigh_grad."""
     values, vectors = linalg_eig(A)
     put_grad(A, _similar(vectors, diagonal_matrix(get_grad(values))), of=(values,))
     turned = mH(vectors) @ get_grad(vectors)
@@ -96,7 +98,7 @@ linalg_svd: Symbol[tuple[TensorProxy, TensorProxy, TensorProxy]] = make_library_
 def _svd_grad(
     A: TensorProxy, full_matrices: bool = True, *, driver: str | None = None
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
-    """Of the vectors, those that belong to singular values have a gradient. A phase is divided among U and Vh.
+    """Compute the gradient; only the vectors of singular values have one. A phase is divided between U and Vh.
 
     Source: J. Townsend, Differentiating the singular value decomposition,
     https://j-towns.github.io/papers/svd-derivative.pdf

@@ -1,4 +1,4 @@
-"""Prims of statistics: counts of what lies between edges."""
+"""The prims of statistics: counts of elements between edges."""
 
 import torch
 
