@@ -85,7 +85,7 @@ def _eig_grad(A: TensorProxy) -> tuple[TensorProxy, TensorProxy]:
 
 
 def _similar(vectors: TensorProxy, inner: TensorProxy) -> TensorProxy:
-    """V^-H @ inner @ V^H."""
+    """Return V^-H @ inner @ V^H."""
     return linalg_solve_ex(mH(vectors), inner @ mH(vectors))[0]
 
 

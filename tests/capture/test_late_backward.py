@@ -172,7 +172,7 @@ def test_a_fusion_executor_that_asks_what_is_not_known_declines(name: str, when:
 
 
 def check_gradient(jitted: Callable, size: int, *, pick: int | None = None, function: Callable | None = None) -> None:
-    """The gradient through one output is eager's."""
+    """Check that the gradient through one output is eager's."""
     eager = function or (loss_and_more if pick is not None else (lambda x: x.sinh()))
     x = torch.randn(size, requires_grad=True)
     found = [run(x) if pick is None else run(x)[pick] for run in (jitted, eager)]

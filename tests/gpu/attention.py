@@ -81,7 +81,8 @@ def _written_cases() -> dict[str, Case]:
 def _run_written(
     width: int, mask: str, layout: str, dtype: torch.dtype, lengths: tuple[int, int], device: torch.device
 ) -> tuple[str, str]:
-    """Rows of padding see only scores of finfo.min, in eager their mean; in the mask, or filled into the scores."""
+    """Run attention written out, where rows of padding see only scores of finfo.min, which eager averages; the fill
+    value is in the mask, or filled into the scores."""
     torch.manual_seed(0)
     kind = mask if mask.startswith("float") else "none"
     query, key, value, bias, gain = _inputs((4, 4), width, kind, layout, dtype, lengths, device)

@@ -140,7 +140,7 @@ def _attend(
 
 @triton.jit
 def _join(out, parts, sums, heads, queries, splits, so_b, so_h, so_l, WIDTH: tl.constexpr, SPLITS: tl.constexpr):
-    """One row: the sum of its splits, each by its share of the exponentials."""
+    """Join one row: sum its splits, each weighted by its share of the exponentials."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, SPLITS)
     d = tl.arange(0, WIDTH)

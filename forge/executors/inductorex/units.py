@@ -130,12 +130,12 @@ class _Kernel:
 
     @property
     def includes(self) -> list[str]:
-        """Its headers, as lines."""
+        """The headers, as lines."""
         return [match[0].strip() for match in _DIRECTIVE.finditer(self.source) if match[1] == _INCLUDE]
 
     @property
     def code(self) -> str:
-        """Its part of a unit."""
+        """The kernel's part of a unit."""
         body = _DIRECTIVE.sub(lambda match: "" if match[1] == _INCLUDE else match[0], self.source)
         types = [each.removeprefix("const ") for each in self.argtypes]
         arguments = ", ".join(f"read<{each}>(given[{index}])" for index, each in enumerate(types))
@@ -197,7 +197,7 @@ class _Process:
         self._checked: set[str] = set()
 
     def ask(self, kernel: _Kernel) -> None:
-        """Request its build, now or with the next requests. One core is left to the caller."""
+        """Request a kernel's build, now or with the next requests. One core is left to the caller."""
         with self._lock:
             kernel.unit = self._units.get(kernel.name) or self._find_cached(kernel.name)
             if kernel.unit is None:

@@ -1,8 +1,8 @@
-"""nvFuser, NVIDIA's fuser of pointwise calls, reductions and views, as a fusion executor: opt-in by name, where
+"""The fusion executor of nvFuser, NVIDIA's fuser of pointwise calls, reductions and views: opt-in by name, if
 `nvfuser_direct` loads.
 
-It takes what its table (elementwise.py, reduction.py, shape.py, creation.py) says in nvFuser's operators, prim by prim;
-matrix products, indexing and random numbers stay torch's. The library is imported when it is first asked for.
+It takes the prims that its table (elementwise.py, reduction.py, shape.py, creation.py) translates to nvFuser's
+operators; matrix products, indexing and random numbers are left to torch. The library is imported on first use.
 """
 
 import functools
@@ -24,9 +24,9 @@ _SETTINGS = ("NVFUSER_DISABLE", "NVFUSER_ENABLE")
 
 
 class NvFuserExecutor(FusionExecutor):
-    """Regions of pointwise calls, reductions and views, each one definition of nvFuser.
+    """An executor of regions of pointwise calls, reductions and views, each one definition of nvFuser.
 
-    `library` gives the module `nvfuser_direct`, or Declined with the reason; `device` is the type that it computes on.
+    `library` returns the module `nvfuser_direct`, or Declined with the reason; `device` is the type of its devices.
     """
 
     strided = True
@@ -50,7 +50,7 @@ class NvFuserExecutor(FusionExecutor):
         return self._compiler.compile(region)
 
     def identity(self) -> str | Declined:
-        """Return a key of all that nvFuser's code depends on: its version and its settings."""
+        """Return a key of everything on which nvFuser's code depends: its version and its settings."""
         return repr((self._library().version(), [os.environ.get(name) for name in _SETTINGS]))
 
     def dump(self, function: Callable) -> bytes | Declined:

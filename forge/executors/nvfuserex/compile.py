@@ -1,7 +1,7 @@
-"""A function of a region that nvFuser runs.
+"""The compilation of a region to a function that nvFuser runs.
 
-It is tried when it is made, on zeros of the region's metadata: what nvFuser cannot compile is declined before the
-program runs, and which results are not laid out as torch's are is known.
+The function is tried on zeros of the region's metadata when it is made: regions that nvFuser cannot compile are
+declined before the program runs, and the results whose layout differs from torch's are known.
 """
 
 import logging
@@ -31,9 +31,9 @@ _lock = new_lock()  # nvFuser knows one definition in progress
 
 
 class Fusion:
-    """nvFuser's function of a region, called with one list.
+    """The function of a region by nvFuser, called with one list.
 
-    `laid_out`: the results that are given memory or strides of torch's, by place.
+    `laid_out`: the indices of the results that are copied to memory with torch's strides.
     """
 
     __slots__ = ("_execute", "_laid_out", "definition")
@@ -64,7 +64,7 @@ class Fusion:
 
 
 def _laid_out(result: torch.Tensor, output: Output, others: Sequence[Any]) -> torch.Tensor:
-    """Return a result with the strides that torch gives it, in memory of its own."""
+    """Return a result with torch's strides, in new memory."""
     strides = output.strides or tuple(map(int, dense_strides(result.shape, output.order)))
     laid_out = to_strides(result, strides)
     if output.is_alias and any(torch.is_tensor(each) and _share_memory(each, laid_out) for each in others):
@@ -77,7 +77,8 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Compiler:
-    """Functions of regions by one library, for devices of one type; one for regions of one definition."""
+    """A compiler of regions with one library, for devices of one type; regions with the same definition share a
+    function."""
 
     def __init__(self, library: Any, device: str) -> None:
         self.library = library
@@ -85,8 +86,7 @@ class Compiler:
         self._fusions: BoundedDict = BoundedDict(KEPT)
 
     def compile(self, region: Trace) -> Callable | Declined:
-        """Return a function of one list, the region's inputs, that returns its outputs. Declined where nvFuser
-        fails."""
+        """Return a function of one list, the region's inputs, that returns its outputs. Declined if nvFuser fails."""
         try:
             definition = translate(region, self.library, self.device)
             key = key_of(definition)
@@ -110,7 +110,7 @@ class Compiler:
         return fusion
 
     def dump(self, fusion: Callable) -> bytes | Declined:
-        """Return a function as bytes, from which `load` makes it in another process."""
+        """Serialize a function to bytes, for `load` in another process."""
         assert isinstance(fusion, Fusion)
         inputs = [*fusion.definition.inputs]
         if any(-1 in getattr(each, "shape", (-1,)) for each in inputs):
@@ -118,7 +118,7 @@ class Compiler:
         return dump(fusion.definition, fusion.laid_out)
 
     def load(self, data: bytes) -> Fusion:
-        """Return the function that was dumped."""
+        """Deserialize a dumped function."""
         definition, laid_out = load(data)
         with _lock:
             return Fusion(definition, self.library, laid_out)
@@ -136,8 +136,8 @@ def _zeros(proxy: Proxy) -> Any:
 def _mismatched_outputs(
     results: Sequence[torch.Tensor], expected: Sequence[TensorProxy], outputs: Sequence[Output]
 ) -> tuple[int, ...]:
-    """Return the results that are not laid out as torch's, or may be other values' memory. Raises TypeError where
-    shape, dtype or device is another."""
+    """Return the results whose layout differs from torch's, or that may share memory with other values. Raises
+    TypeError if shape, dtype or device differs."""
     indices = []
     for index, (result, proxy, output) in enumerate(zip(results, expected, outputs, strict=True)):
         shape, strides = (tuple(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))

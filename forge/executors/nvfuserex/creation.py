@@ -1,4 +1,4 @@
-"""Tensors from nothing, in nvFuser's operators."""
+"""The rules of tensors created from scratch, in nvFuser's operators."""
 
 from collections.abc import Sequence
 from typing import Any

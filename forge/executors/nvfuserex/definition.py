@@ -1,7 +1,7 @@
-"""A definition for nvFuser of a region, as plain data: inputs, operators in order, outputs.
+"""The definition of a region for nvFuser, as plain data: inputs, operators in order, outputs.
 
-Regions that are alike but for lengths that are symbolic, or for the steps of strides that are not contiguous, have one
-definition. It is what is kept on disk, and what `define` says to the library.
+Regions that differ only in symbolic lengths, or in the values of noncontiguous strides, have the same definition. It is
+stored on disk, and `define` passes it to the library.
 """
 
 import json
@@ -25,13 +25,13 @@ CAST = "cast"  # only where the dtype is another
 
 
 class Ref(NamedTuple):
-    """The value that came into being at this place: inputs first, then what each operation gives."""
+    """A reference to the value with this number: inputs first, then the results of each operation."""
 
     place: int
 
 
 class TensorInput(NamedTuple):
-    """A tensor that is given: lengths (-1: any), contiguity and stride order as nvFuser's descriptor has them."""
+    """An input tensor: lengths (-1: any), contiguity and stride order as in nvFuser's descriptor."""
 
     shape: tuple[int, ...]
     contiguity: tuple[bool | None, ...]
@@ -41,13 +41,13 @@ class TensorInput(NamedTuple):
 
 
 class NumberInput(NamedTuple):
-    """A whole number that is given."""
+    """An input number, which is an integer."""
 
     position: int
 
 
 class Operation(NamedTuple):
-    """fd.ops.<name>(*args, **kwargs); refs stand for values, torch's dtypes for nvFuser's."""
+    """An operation fd.ops.<name>(*args, **kwargs); refs stand for values, torch's dtypes for nvFuser's."""
 
     name: str
     args: tuple
@@ -55,9 +55,9 @@ class Operation(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A value that is returned. `order`: of each dim, how many are faster; `strides`: None where they are those of a
-    tensor without gaps in this order, whatever its lengths. `is_alias`: its elements are another value's, whose memory
-    nvFuser may return for it."""
+    """A returned value. `order`: the number of faster dims of each dim; `strides`: None if they are those of a dense
+    tensor in this order, for any lengths. `is_alias`: its elements are those of another value, whose memory nvFuser may
+    return for it."""
 
     ref: Ref
     order: tuple[int, ...]
@@ -66,7 +66,7 @@ class Output(NamedTuple):
 
 
 class Definition(NamedTuple):
-    """A region for nvFuser. `places`: which of the region's inputs it reads, in order."""
+    """A region for nvFuser. `places`: the positions of the region's inputs that it reads, in order."""
 
     places: tuple[int, ...]
     inputs: tuple[TensorInput | NumberInput, ...]
@@ -75,7 +75,7 @@ class Definition(NamedTuple):
 
 
 def define(definition: Definition, library: Any) -> Any:
-    """Return the library's FusionDefinition. Raises what the library raises."""
+    """Return the library's FusionDefinition. Raises the library's errors."""
     failed: Exception | None = None
     with library.FusionDefinition() as fusion:
         try:
@@ -113,7 +113,7 @@ def _define_input(spec: TensorInput | NumberInput, library: Any, fusion: Any) ->
 
 
 def data_type(library: Any, dtype: torch.dtype) -> Any:
-    """nvFuser's dtype for torch's."""
+    """Return nvFuser's dtype for torch's."""
     return getattr(library.DataType, DTYPES[dtype])
 
 
@@ -129,12 +129,12 @@ def _to_library(value: Any, values: list[Any], library: Any) -> Any:
 
 
 def dump(*values: Any) -> bytes:
-    """Definitions, and tuples of numbers, as bytes from which `load` makes them again."""
+    """Serialize definitions, and tuples of numbers, to bytes for `load`."""
     return json.dumps(_to_json(values)).encode()
 
 
 def load(data: bytes) -> tuple:
-    """Return the definition that was dumped."""
+    """Deserialize dumped definitions."""
     return _read(json.loads(data))
 
 

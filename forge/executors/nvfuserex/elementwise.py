@@ -1,4 +1,4 @@
-"""Elementwise prims in nvFuser's operators."""
+"""The rules of elementwise prims, in nvFuser's operators."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def _wide_floats(*operands: Any) -> Decision:
 
 
 def number_of(value: Any, dtype: torch.dtype) -> Any:
-    """Return a number that stands for a tensor has the tensor's dtype; a tensor itself."""
+    """Return a number in the dtype of the tensor that it replaces; a tensor is returned itself."""
     if isinstance(value, (TensorProxy, *SYMBOLIC_TYPES)):
         return value
     if dtype == torch.bool:

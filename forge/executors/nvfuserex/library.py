@@ -1,4 +1,4 @@
-"""nvFuser as a Python module: whether it loads here, and its import."""
+"""The Python module of nvFuser: its availability, and its import."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ REFUSED_FROM = (2, 13)
 
 
 def nvfuser_direct() -> ModuleType | Declined:
-    """nvFuser's module, imported on the first call; Declined with the reason where it cannot run."""
+    """Return nvFuser's module, imported on the first call; Declined with the reason if it cannot run."""
     if not torch.cuda.is_available():  # importing it without one is an error
         return decline("there is no CUDA device")
     if TORCH >= REFUSED_FROM:
@@ -46,8 +46,8 @@ def _import_library() -> ModuleType | Declined:
 
 @contextlib.contextmanager
 def _bound_lazily() -> Iterator[None]:
-    """Torch's symbols that nvFuser names are looked up as they are called: a constructor that one GPU never reaches is
-    gone since torch 2.11."""
+    """Look up the torch symbols that nvFuser names when they are called: a constructor that a single GPU never reaches
+    was removed in torch 2.11."""
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY)
     try:

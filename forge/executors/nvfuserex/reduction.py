@@ -1,4 +1,4 @@
-"""Reductions in nvFuser's operators. Half precision is summed in float32, as torch does."""
+"""The rules of reductions, in nvFuser's operators. Half precision is summed in float32, as in torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ _reduction(prims.amin, "min", no_bools)
 
 
 def _truths(writer: Writer, x: TensorProxy) -> Ref:
-    """1 where x is not 0, as numbers."""
+    """Return 1 where x is not 0, else 0, as numbers."""
     nonzero = x if x.dtype == torch.bool else writer.op("ne", x, 0)
     return writer.cast(nonzero, torch.float32)
 

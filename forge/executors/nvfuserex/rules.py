@@ -9,7 +9,8 @@ from forge.ir import Symbol, check
 
 
 class Rule(NamedTuple):
-    """`write` says a call, given its arguments, in nvFuser's operators; `checker` declines calls by theirs."""
+    """The rule of a prim: `write` expresses a call in nvFuser's operators, given its arguments; `checker` declines
+    calls by their arguments."""
 
     write: Callable[..., Ref]
     checker: Callable[..., Decision] | None
@@ -37,7 +38,7 @@ def rule(
 
 
 def same_names(prims: Iterable[Symbol], checker: Callable[..., Decision] | None = None) -> None:
-    """Rules of prims that are operators of nvFuser by name and arguments."""
+    """Register the rules of prims that are operators of nvFuser with the same names and arguments."""
     for prim in prims:
         add_rule(prim, _same_name(prim.name), checker)
 

@@ -1,4 +1,4 @@
-"""Operations that move elements, in nvFuser's operators."""
+"""The rules of operations that move elements, in nvFuser's operators."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -106,7 +106,7 @@ def _cat(writer: Writer, tensors: Sequence[TensorProxy], dim: int) -> Ref:
 
 
 def _widths(padding: Sequence[tuple[Dim, Dim]]) -> tuple[Dim, ...]:
-    """nvFuser's order of widths: the last dim's first."""
+    """Return the widths in nvFuser's order: the last dim's first."""
     return tuple(width for pair in reversed(padding) for width in pair)
 
 

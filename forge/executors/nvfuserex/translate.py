@@ -1,4 +1,4 @@
-"""The translation of a region to nvFuser's operators, and the decision which calls have one."""
+"""The translation of a region to nvFuser's operators, and the decision about the calls that have one."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -74,7 +74,7 @@ def _are_said(lengths: Iterable[Dim]) -> Decision:
 
 
 def prims_of(bound: BoundSymbol) -> list[BoundSymbol]:
-    """Return the calls with rules that a call is made of."""
+    """Return the calls with rules to which a call decomposes."""
     if bound.symbol.id in RULES:
         return [bound]
     return [prim for part in live_calls(bound.subsymbols, bound.outputs) for prim in prims_of(part)]
@@ -124,13 +124,13 @@ def _is_dense(proxy: TensorProxy, order: Sequence[int]) -> bool:
 
 
 def strides_in_region(proxy: TensorProxy) -> tuple[Dim, ...]:
-    """Return the strides of a region's input or result, which are known where the executor is `strided`."""
+    """Return the strides of a region's input or result, which are known if the executor is `strided`."""
     assert proxy.strides is not None
     return proxy.strides
 
 
 def dense_strides(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...]:
-    """Return the strides of a tensor without gaps whose dim i is the order[i]-th from the fastest."""
+    """Return the strides of a dense tensor whose dim i is the order[i]-th from the fastest."""
     return without_gaps(shape, sorted(range(len(shape)), key=lambda dim: order[dim]))
 
 
@@ -162,7 +162,7 @@ def _strides(proxy: TensorProxy, order: Sequence[int]) -> tuple[int, ...] | None
 
 
 def stride_order(proxy: TensorProxy) -> tuple[int, ...]:
-    """Of each dim, how many dims are faster; of equal strides, the dim before is the slower."""
+    """Return the number of faster dims of each dim; of dims with equal strides, the first is the slower."""
     sizes, strides = (list(map(hint_of, each)) for each in (proxy.shape, strides_in_region(proxy)))
     fastest = sorted(range(proxy.ndim), key=lambda dim: (strides[dim], sizes[dim], -dim))
     return tuple(fastest.index(dim) for dim in range(proxy.ndim))

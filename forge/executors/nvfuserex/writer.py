@@ -17,11 +17,11 @@ _SCALARS: dict[type, str] = {sympy.Add: "add", sympy.Mul: "mul", FloorDiv: "div"
 
 
 class Untranslatable(Exception):
-    """A region that has no translation to nvFuser's operators."""
+    """The error for a region that has no translation to nvFuser's operators."""
 
 
 class Writer:
-    """A definition while it is written. `inputs` and `places` are those that were read, in order."""
+    """A writer of a definition. `inputs` and `places` are those that were read, in order."""
 
     def __init__(self, inputs: Sequence[Proxy], describe: Callable[[TensorProxy], TensorInput]) -> None:
         self.places = tuple(i for i, proxy in enumerate(inputs) if _is_argument(proxy))
@@ -45,7 +45,7 @@ class Writer:
         return result
 
     def cast(self, x: Any, dtype: torch.dtype) -> Ref:
-        """x in a dtype; itself where it has it."""
+        """Return x in a dtype; x itself if it has that dtype."""
         return self.op(CAST, x, dtype)
 
     def of(self, value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 torch selects the kernel at run time (torch._fused_sdp_choice), from strides, the GPU and
 torch.nn.attention.sdpa_kernel. A pair of operators follows its choice: the forward saves the residuals of the selected
-kernel's backward. Where torch selects its math composition, or first rewrites the arguments (a head size or a mask
+kernel's backward. If torch selects its math composition, or first rewrites the arguments (a head size or a mask
 that needs padding, a mask with a gradient), torch's autograd runs the call once and its graph is kept.
 
 The file is long because forward, backward and kernel selection have to agree.

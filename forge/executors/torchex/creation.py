@@ -22,7 +22,7 @@ def empty(shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tenso
 
 @run_prim(prims.iota)
 def iota(length: int, start: Any, step: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """start + step * i, exact for integers and in double for floats."""
+    """Return start + step * i, exact for integers and in double for floats."""
     indices = torch.arange(length, device=device, dtype=torch.float64 if dtype.is_floating_point else torch.int64)
     return (indices * step + start).to(dtype)
 

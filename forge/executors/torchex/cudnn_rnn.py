@@ -1,4 +1,4 @@
-"""Recurrent layers by cuDNN, with the residuals of its backward as values of the program.
+"""The recurrent layers by cuDNN, with the residuals of its backward as values of the program.
 
 torch.lstm and its siblings are compositions. Where cuDNN takes a call, torch's autograd records one operator, whose
 backward reads a buffer of all weights and the reserve, a buffer that the forward fills. Both operators are called here

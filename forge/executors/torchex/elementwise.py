@@ -44,7 +44,7 @@ def imag(x: torch.Tensor) -> torch.Tensor:
 
 @run_prim(prims.device_put)
 def device_put(x: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
-    """x.to(device)"""
+    """Call x.to with a device."""
     return x.to(device, non_blocking=non_blocking)
 
 

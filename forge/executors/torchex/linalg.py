@@ -80,8 +80,8 @@ grouped_mm_of_host_offsets = torchex.register_operator(
 
 
 def _choose_grouped_mm(a: TensorProxy, b: TensorProxy, offs: TensorProxy | None = None) -> TensorProxy:
-    """On a GPU, torch's bfloat16 kernel reads the offsets on the device; for other dtypes torch copies them to the
-    host."""
+    """Choose by dtype on a GPU: torch's bfloat16 kernel reads the offsets on the device; for other dtypes torch copies
+    them to the host."""
     if a.device.type == "cuda" and a.dtype != torch.bfloat16 and offs is not None:
         return grouped_mm_of_host_offsets(a, b, offs)
     return grouped_mm(a, b, offs)

@@ -1,8 +1,8 @@
 """The torch executor's fused head and loss of a language model, in chunks of rows, so that the logits are never
 materialized as a whole.
 
-Where gradients are needed, the forward computes them too, chunk by chunk: no product is recomputed, and the gradient of
-a scalar loss only scales them. The weight's gradient accumulates in its products.
+If gradients are needed, the forward computes them, too, chunk by chunk: no product is recomputed, and the gradient of a
+scalar loss only scales them. The weight's gradient accumulates in its products.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ def _rows(*call: Any) -> Rows:
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
     """Return a weight or bias, padded with zeros after the last class where products of that size are slow: cuBLAS
-    loads one element at a time if the bytes of a row are no multiple of 16."""
+    loads one element at a time if the bytes of a row are not a multiple of 16."""
     if x.device.type != "cuda" or not isinstance(x.shape[0], int):
         return x
     missing = -x.shape[0] % (ROW_BYTES // x.element_size())

@@ -99,7 +99,7 @@ def _as_image(x: torch.Tensor) -> torch.Tensor:
 def _nll_loss(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, total weight)."""
+    """Return (out, total weight)."""
     if x.ndim < 3:
         return aten.nll_loss_forward(x, target, weight, reduction, ignore_index)
     image = _as_image(x)
@@ -158,7 +158,7 @@ run_torchlang(torchlang.nll_loss, grad_transform=_nll_loss_grad)
 
 
 def _scores_of_classes(x: torch.Tensor, target: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """Return x at the targets, by nll_loss, whose error names a target that is out of bounds."""
+    """Return x at the targets, by nll_loss, whose error names a target out of range."""
     return _nll_loss(x, target, None, REDUCTION["none"], ignore_index)[0].neg_()
 
 

@@ -48,7 +48,7 @@ copies = torchex.register_operator("copy_each_", meta=lambda targets, sources: N
 
 @run_prim(prims.byte_offset)
 def byte_offset(x: torch.Tensor) -> Dim:
-    """Return the storage offset in bytes, since views of other dtypes count elements of another size."""
+    """Return the storage offset in bytes, because views of other dtypes count elements of another size."""
     return x.storage_offset() * x.element_size()
 
 
@@ -100,7 +100,7 @@ def _is_in_memory(x: torch.Tensor, end: Dim) -> bool:
 
 
 def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: Dim, strides: tuple) -> tuple[torch.Tensor, Dim]:
-    """Return memory that holds x with these strides, zero outside of x, and the offset of x in it."""
+    """Return memory that holds x with these strides, zero outside x, and the offset of x in it."""
     before, count = _span(x.shape, strides, size, stride, offset)
     memory = x.new_zeros(count)
     if overlaps(x.shape, strides):  # elements that share memory are equal
@@ -113,8 +113,8 @@ def _memory_of(x: torch.Tensor, size: tuple, stride: tuple, offset: Dim, strides
 def as_strided_backward(
     g: torch.Tensor, shape: tuple, stride: tuple, offset: Dim, strides: tuple, origin: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """Add each element of g at its position in the view; drop the gradient outside of x. Elements of x that share
-    memory share their gradient equally."""
+    """Add each element of g at its position in the view; drop the gradient outside x. Elements of x that share memory
+    share their gradient equally."""
     offset = _relative(g, offset, origin)
     before, count = _span(shape, strides, g.shape, stride, offset)
     memory = _added_up(g, count, stride, before + offset)

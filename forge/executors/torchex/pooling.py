@@ -52,7 +52,7 @@ _ADAPTIVE_MAX_POOL_BACKWARD = {2: aten.adaptive_max_pool2d_backward, 3: aten.ada
 
 @run_prim(prims.adaptive_avg_pool_backward)
 def adaptive_avg_pool_backward(g: torch.Tensor, x: torch.Tensor, output_size: tuple) -> torch.Tensor:
-    """By rank."""
+    """Call the operator for the rank."""
     if len(output_size) > 1:
         return _ADAPTIVE_AVG_POOL_BACKWARD[len(output_size)](g, x)
     return aten._adaptive_avg_pool2d_backward(g.unsqueeze(-2), x.unsqueeze(-2)).squeeze(-2)
@@ -62,7 +62,7 @@ def adaptive_avg_pool_backward(g: torch.Tensor, x: torch.Tensor, output_size: tu
 def adaptive_max_pool_backward(
     g: torch.Tensor, x: torch.Tensor, output_size: tuple, indices: torch.Tensor
 ) -> torch.Tensor:
-    """By rank."""
+    """Call the operator for the rank."""
     if len(output_size) > 1:
         return _ADAPTIVE_MAX_POOL_BACKWARD[len(output_size)](g, x, indices)
     wide = g.unsqueeze(-2), x.unsqueeze(-2), indices.unsqueeze(-2)
@@ -94,7 +94,7 @@ def _corners(mode: str, align_corners: bool) -> tuple[bool, ...]:
 
 @run_prim(prims.upsample)
 def upsample(x: torch.Tensor, mode: str, output_size: tuple, align_corners: bool, scales: tuple) -> torch.Tensor:
-    """By mode and rank."""
+    """Call the operator for the mode and rank."""
     operator = getattr(aten, _UPSAMPLE[mode, len(output_size)]).default
     return operator(x, output_size, *_corners(mode, align_corners), *scales)
 
@@ -103,7 +103,7 @@ def upsample(x: torch.Tensor, mode: str, output_size: tuple, align_corners: bool
 def upsample_backward(
     g: torch.Tensor, mode: str, input_size: tuple, align_corners: bool, scales: tuple
 ) -> torch.Tensor:
-    """By mode and rank."""
+    """Call the operator for the mode and rank."""
     operator = getattr(aten, _UPSAMPLE[mode, len(scales)] + "_backward").default
     return operator(g, g.shape[2:], input_size, *_corners(mode, align_corners), *scales)
 
@@ -117,19 +117,19 @@ def _pad_operator(padding: tuple, mode: str, suffix: str = "") -> Callable:
 
 @run_prim(prims.pad_edges)
 def pad_edges(x: torch.Tensor, padding: tuple, mode: str) -> torch.Tensor:
-    """By mode and rank."""
+    """Call the operator for the mode and rank."""
     return _pad_operator(padding, mode)(x, padding)
 
 
 @run_prim(prims.pad_edges_backward)
 def pad_edges_backward(g: torch.Tensor, x: torch.Tensor, padding: tuple, mode: str) -> torch.Tensor:
-    """By mode and rank."""
+    """Call the operator for the mode and rank."""
     return _pad_operator(padding, mode, "_backward")(g, x, padding)
 
 
 @run_prim(prims.grid_sampler_backward)
 def grid_sampler_backward(g: torch.Tensor, x: torch.Tensor, *how: object) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """By rank."""
+    """Call the operator for the rank."""
     operator = aten.grid_sampler_2d_backward if x.ndim == 4 else aten.grid_sampler_3d_backward
     return operator(g, x, *how)
 

@@ -1,4 +1,5 @@
-"""Linear layers with quantized weights: torch's product of the dequantized weight, or loops in a region for few rows.
+"""The linear layers with quantized weights: torch's product of the dequantized weight, or loops in a region for few
+rows.
 
 A product of few rows is bound by the reads of its weight. The loops read the weight once, in its storage format.
 """

@@ -109,7 +109,7 @@ Pair = tuple[TensorProxy, TensorProxy]
 
 
 def _mask_meta(x: TensorProxy, p: float) -> TensorProxy:
-    """Return the metadata of the mask that x is multiplied by."""
+    """Return the metadata of the mask by which x is multiplied."""
     return like(x, dtype=noise_dtype(x.dtype))
 
 

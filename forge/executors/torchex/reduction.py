@@ -73,7 +73,8 @@ torchex.register_implementation(clang.place_along_dim, place_along_dim)
 
 
 def sum_keeping_dtype(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """Sum over `dims`. No dims mean none, but all for torch.sum; the dtype stays, but torch.sum promotes integers."""
+    """Sum over `dims`. Empty dims mean none, but all for torch.sum; the dtype is kept, but torch.sum promotes
+    integers."""
     return torch.sum(x, dims, dtype=x.dtype) if dims else x.clone()
 
 
@@ -103,13 +104,13 @@ def prod(x: torch.Tensor, dims: tuple) -> torch.Tensor:
 
 @run_prim(prims.amax)
 def amax(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """Call torch.amax. No dims mean none, but all for torch.amax."""
+    """Call torch.amax. Empty dims mean none, but all for torch.amax."""
     return torch.amax(x, dims) if dims else x.clone()
 
 
 @run_prim(prims.amin)
 def amin(x: torch.Tensor, dims: tuple) -> torch.Tensor:
-    """Call torch.amin. No dims mean none, but all for torch.amin."""
+    """Call torch.amin. Empty dims mean none, but all for torch.amin."""
     return torch.amin(x, dims) if dims else x.clone()
 
 

@@ -1,6 +1,6 @@
-"""Sliding-window attention by flash attention's kernel, which skips the tiles outside of the window.
+"""The sliding-window attention by flash attention's kernel, which skips the tiles outside the window.
 
-Where torch.nn.attention.sdpa_kernel does not allow it, the kernel that torch selects takes the window as a mask.
+If torch.nn.attention.sdpa_kernel does not allow it, the kernel that torch selects takes the window as a mask.
 """
 
 from typing import Any
