@@ -118,7 +118,8 @@ def test_gradients_on_branch_cuts(name: str, executor: str) -> None:
 
 
 def test_a_real_loss_of_complex_layers_and_real_parameters() -> None:
-    """A spectral layer: real weights and a complex one, products, a norm, an angle; through forge.jit."""
+    """The model is a spectral layer with real weights and a complex one, products, a norm and an angle, through
+    forge.jit."""
 
     def loss(x: torch.Tensor, w: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
         spectrum = torch.complex(x, x.flip(0)) @ kernel

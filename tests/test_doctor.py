@@ -54,7 +54,7 @@ def test_a_folder_that_others_can_write_to_is_a_problem(_caches: Path) -> None:
 
 
 def test_a_link_in_the_place_of_forges_own_cache_is_a_problem(_caches: Path, tmp_path: Path) -> None:
-    """Nothing is kept there, nor believed."""
+    """Nothing is stored there, nor trusted."""
     (_caches / "forge").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     (_caches / "forge/programs").symlink_to(tmp_path / "elsewhere")

@@ -92,7 +92,7 @@ def test_higher_gradients_at_zero(name: str) -> None:
 
 
 def test_the_second_gradient_of_sinc_at_zero() -> None:
-    """-pi^2 / 3; eager's is nan."""
+    """It is -pi^2 / 3; eager's is nan."""
     x = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad(forge.jit(torch.sinc, executors=["torch"])(x).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)

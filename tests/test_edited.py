@@ -94,7 +94,7 @@ def test_an_edited_file_is_not_for_another_program(tmp_path: Path) -> None:
 
 
 def test_a_file_in_which_a_region_was_replaced_is_not_for_another_region(tmp_path: Path) -> None:
-    """The files tell of regions by their calls, which stand below; all else of the two programs is the same."""
+    """The files describe regions by their calls, which are listed below; the rest of the two programs is the same."""
     first, second = lambda x: (torch.sin(x) + 1).cos(), lambda x: (torch.sin(x) + 2).cos()
     forge.jit(first, edit=tmp_path)(torch.zeros(2))
     path = edit(tmp_path, "computation", lambda text: text.replace("cos, = fusion0([x])", "cos = torch.tan(x)"))

@@ -10,7 +10,7 @@ Graph = dict[str, list[str]]
 
 
 def test_no_circle_of_imports_has_more_than_three_files() -> None:
-    """An import in a function counts, and one under TYPE_CHECKING does not: Python never runs it."""
+    """An import in a function counts, and one under TYPE_CHECKING does not, because Python never runs it."""
     circles = find_circles(imports_of_forge())
     assert [each for each in circles if len(each) > LONGEST] == []
 

@@ -207,10 +207,10 @@ def _bind(output: Any, result: Any, env: dict[str, Any]) -> None:
 
 
 def test_gradient(info: OpInfo, executor: str, device: str, dtype: torch.dtype) -> None:
-    """Gradients in float64 and complex128 are eager's: values, which inputs get none, which outputs have none.
+    """Gradients in float64 and complex128 are eager's: their values, and the inputs and outputs without gradients.
 
-    The torch executor's own rules run through forge.vjp too; with torch-prims the symbols' own rules and the
-    decompositions' run.
+    The torch executor's own rules run through forge.vjp, too; torch-prims runs the symbols' own rules and those of
+    decompositions.
     """
     within = tolerance(info, "test_gradient", executor, device, dtype)
     flowed = False
@@ -504,7 +504,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def test_errors(info: OpInfo, device: str) -> None:
-    """A wrong call raises the right type with the right message, and torch raises that type too."""
+    """A wrong call raises the right type with the right message, and torch raises the same type."""
     found = [] if info.errors is None else list(info.errors(info, torch.device(device)))
     assert found, f"OpInfo {info.name!r} has no error sample: give errors= in its registration"
     for error in found:
@@ -598,7 +598,7 @@ def test_inputs_unchanged(info: OpInfo, executor: str, device: str, dtype: torch
 
 
 def test_covers(info: OpInfo, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The samples call the symbol of the op and those that `symbols` lists; an identity is called, but not recorded."""
+    """The samples call the symbol of the op and those in `symbols`; an identity is called, but not recorded."""
     claimed = {*info.symbols}
     own = forge.torchlang.find(info.op)
     if own is not None:

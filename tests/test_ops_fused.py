@@ -77,7 +77,7 @@ def test_fused(info: OpInfo, device: str, dtype: torch.dtype, request: pytest.Fi
 
 
 def test_checked(info: OpInfo, device: str, dtype: torch.dtype) -> None:
-    """The same of regions that torch's operators run; what they are promised holds."""
+    """The same holds for regions that torch's operators run, with checked assumptions."""
     _compare(info, device, dtype, FUSER.with_region_checks())
 
 

@@ -104,7 +104,7 @@ def _chosen(info: OpInfo, device: str, dtype: torch.dtype, every: bool) -> list[
 
 
 def test_symbolic_lengths(info: OpInfo, name: str, device: str, dtype: torch.dtype) -> None:
-    """Samples run one after another through one function that is compiled for any length are eager's."""
+    """Samples that run one after another through one function, compiled for any length, have eager's results."""
     op = around(info.op)
     jitted = forge.jit(op, executors=[executor_of(name), "torch"], dynamic=True)
     torch._dynamo.reset()

@@ -354,7 +354,7 @@ def test_a_sparse_gradient_is_refused() -> None:
 
 
 def test_where_the_kernel_cannot_run_torchs_does_with_one_notice() -> None:
-    """float64 is what the kernel takes nowhere."""
+    """The kernel never supports float64."""
     ours, theirs = ([torch.nn.Parameter(each.detach().double()) for each in params] for params in parameters())
     optimizer, reference = forge.optim.AdamW(ours), torch.optim.AdamW(theirs)
     with warnings.catch_warnings(record=True) as caught:

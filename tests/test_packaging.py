@@ -57,7 +57,7 @@ def test_version_names_forge_torch_and_python(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_wheel_has_every_file_of_the_package(tmp_path: Path) -> None:
-    """Built from a copy: setuptools writes beside what it builds."""
+    """It is built from a copy, because setuptools writes beside its sources."""
     build_meta = pytest.importorskip("setuptools.build_meta", reason="needs the extra: pip install forge-jit[test]")
     source = tmp_path / "source"
     source.mkdir()
@@ -88,5 +88,5 @@ def test_a_new_kernel_repository_of_the_examples_is_not_ignored(tmp_path: Path) 
 
 
 def test_pytest_says_how_many_tests_passed_also_when_it_is_quiet(request: pytest.FixtureRequest) -> None:
-    """-q given twice leaves the last line out."""
+    """Passing -q twice omits the last line."""
     assert "-q" not in request.config.getini("addopts")

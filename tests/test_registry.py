@@ -117,7 +117,7 @@ def test_every_opinfo_has_error_samples() -> None:
 
 
 def test_directives_apply_to_something() -> None:
-    """A misspelt test, executor, device or dtype would make a directive mute."""
+    """A misspelt test, executor, device or dtype would silently disable a directive."""
     tests = {None, "test_consistency", "test_gradient", "test_strided"}
     tests |= {"test_half_gradient", "test_jit", "test_meta", "test_printing"}
     tests |= {"test_inputs_unchanged", "test_fused", "test_checked"}
@@ -229,7 +229,7 @@ def _takes_and_gives_floats(call: BoundSymbol) -> bool:
 
 
 def test_every_prim_has_a_gradient_rule_or_needs_none() -> None:
-    """A prim that was seen to map floats to floats has a rule, or stops gradients and says so."""
+    """A prim that was recorded with floats as input and output has a rule, or is tagged as stopping gradients."""
     _report(
         f"{prim.id} has no gradient rule: add one with @register_grad in {_file('prims', prim)}, "
         "or Tag.NOT_DIFFERENTIABLE where eager has none"
@@ -356,7 +356,7 @@ def _of(package: ModuleType) -> set[Symbol]:
 
 
 def test_a_missing_piece_is_named_with_its_file() -> None:
-    """The messages above are what someone who adds an op reads."""
+    """Users who add an op read these messages."""
     assert _file("prims", prims.exp2) == "forge/prims/elementwise.py"
     assert _file("executors/torchex", torchlang.silu) == "forge/executors/torchex/activation.py"
     assert _file("torchlang", torchlang.silu) == "forge/torchlang/nn/activation.py"

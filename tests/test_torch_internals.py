@@ -201,12 +201,12 @@ def test_a_patch_without_an_issue_or_a_line_of_torch_is_refused(missing: str) ->
 
 
 def test_a_patch_that_nothing_needs_any_more_is_deleted() -> None:
-    """One for versions that forge does not support."""
+    """Such a patch is for versions that forge does not support."""
     assert [str(each) for each in PATCHES if each.before is not None and each.before <= OLDEST] == []
 
 
 def test_each_patch_of_a_scope_finds_what_it_replaces() -> None:
-    """A name that torch has no more is a patch for earlier versions: it says so."""
+    """A name that torch no longer has belongs to a patch for earlier versions, which declares them."""
     lost = [each for each in PATCHES if each.original is None and each.since is None and each.before is None]
     assert [str(each) for each in lost if each.name != "rewire_bwd_graph_outputs"] == []
 

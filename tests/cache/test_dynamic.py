@@ -108,7 +108,7 @@ def fives() -> OperatorExecutor:
 
 
 def test_a_backward_compiled_later_knows_the_lengths_that_a_checker_asked_for() -> None:
-    """It is compiled when it is known that the length is 5: what the forward saves is the same as then."""
+    """It is compiled when the length is known to be 5: the forward saves the same values as then."""
     for last in (False, True):
         torch._dynamo.reset()
         jitted = forge.jit(

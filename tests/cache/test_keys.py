@@ -276,7 +276,7 @@ def test_a_transform_that_holds_what_no_other_process_has() -> None:
 
 
 def test_a_torch_func_region() -> None:
-    """One that stays an opaque call, since it is random."""
+    """The region stays an opaque call, because it is random."""
     (reason,) = why(lambda x: torch.func.vmap(torch.bernoulli, randomness="different")(x.abs() / 9) + 1, X)
     assert "which another process cannot find by a name" in reason
 
@@ -356,7 +356,8 @@ def test_an_operator_of_the_users_is_known_by_its_code() -> None:
 
 
 def test_the_gradient_rules_of_a_users_symbols_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the symbol of an operator, and of the prim that its body calls: rules are registered beside their symbols."""
+    """The test covers the symbol of an operator, and the prim that its body calls: rules are registered with their
+    symbols."""
     times = torch.library.custom_op(
         "forge_tests::twice", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor"
     )

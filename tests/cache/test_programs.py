@@ -317,7 +317,8 @@ def test_lines_of_the_user_are_those_of_now(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_one_graph_on_other_lines_is_another_program(capfd: pytest.CaptureFixture[str]) -> None:
-    """A kept program has the lines of its calls by number: those of another layout may be missing, or others'."""
+    """A cached program has the lines of its calls by number: in a file with another layout, they may be missing or
+    wrong."""
     told = []
     for body in ("(\nx.sin()\n.add(1)\n.exp()\n)", "(\nx.sin()\n.add(1).exp()\n)", "x.sin().add(1).exp()"):
         scope: dict[str, Any] = {}

@@ -137,7 +137,7 @@ def test_products_of_slices_are_no_opaque_calls(name: str, monkeypatch: pytest.M
 
 
 def test_what_no_conversion_reproduces_is_an_opaque_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamo takes apart what torch writes in Python, so that no function of torch's is known to need it here."""
+    """Dynamo decomposes torch's functions in Python, so no function of torch is known to need this here."""
     monkeypatch.setattr(autocast_casts, "_memo", {})
     monkeypatch.setattr(autocast_casts, "_find", lambda *args: None)
 

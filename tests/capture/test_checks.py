@@ -217,7 +217,7 @@ def test_what_eager_takes_and_the_program_does_not_is_an_error() -> None:
 
 
 def test_what_one_program_assumes_of_a_number_another_one_does_not() -> None:
-    """Dynamo's symbols have one name."""
+    """The symbols that Dynamo makes for both have the same name."""
 
     def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.cat([x[x > 0], y]).relu()

@@ -599,7 +599,7 @@ def test_a_backward_that_calls_a_module_is_differentiated() -> None:
 
 
 def test_an_argument_that_no_gradient_depends_on_has_none() -> None:
-    """The bias' memory was remembered: what its alias is given is no gradient, and not zeros."""
+    """The bias' memory was recorded: the value passed for its alias is not a gradient, and not zeros."""
     x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((3, 4), (2, 4), (2,)))
     out = forge.jit(F.linear)(x, weight * 1, bias * 1)
     (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -620,7 +620,7 @@ def test_results_that_torch_does_not_differentiate_require_none(norm: str) -> No
 
 
 def test_a_composite_that_does_not_read_all_that_it_is_given() -> None:
-    """The pseudoinverse of an empty matrix looks at no singular value, and so at no tolerance."""
+    """The pseudoinverse of an empty matrix reads no singular value, and so no tolerance."""
     x, tolerance = torch.randn(0, 3, requires_grad=True), torch.tensor(1e-3)
     run = forge.jit(lambda x, rtol: torch.linalg.pinv(x * 2, rtol=rtol).sum() + (x * x).sum())
     (gradient,) = torch.autograd.grad(run(x, tolerance), x, create_graph=True)

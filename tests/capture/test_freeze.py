@@ -496,7 +496,7 @@ def test_another_dtype_is_another_program() -> None:
 
 
 def test_nothing_takes_the_place_of_memory_that_was_looked_at() -> None:
-    """Else a weight that moved twice could be back where it was, with other values."""
+    """Otherwise a weight that moved twice could be back at its address with other values."""
     model = Projected().eval()
     jitted = forge.jit(model, freeze=True)
     same(jitted, model, ROWS)

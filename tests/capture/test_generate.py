@@ -179,7 +179,7 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Any) -> None:
 
 
 def test_prompts_may_be_embeddings(left: Any) -> None:
-    """Of several lengths, with padding, alone or beside their tokens."""
+    """They have several lengths, with padding, alone or together with their tokens."""
     model = _model(eos_token_id=None)
     jitted, embed = forge.jit(model), model.get_input_embeddings()
     for length, padding, new in ((10, 3, 30), (21, 3, 14), (17, 2, 40)):

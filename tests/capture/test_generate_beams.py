@@ -76,7 +76,7 @@ def test_scores_and_the_cache_are_returned_as_by_eager(left: Callable[[], list[s
 
 
 def test_beams_change_places() -> None:
-    """Without this, the tests here would pass with a cache whose rows stay."""
+    """Without this, the tests here would pass with a cache whose rows are not permuted."""
     model = _model(eos_token_id=None)
     orders = []
     reorder = type(model)._beam_search.__globals__["DynamicCache"].reorder_cache

@@ -33,7 +33,7 @@ def test_its_calls_are_native_and_differentiated(function: Callable) -> None:
 
 
 def test_nothing_stays_of_one_that_cannot_be_traced() -> None:
-    """It calls what torchlang does not have; or it asks for values."""
+    """It calls functions that torchlang does not have, or it reads values."""
 
     def missing(x: TensorProxy) -> TensorProxy:
         raise NotImplementedError(f"torchlang does not have that of {x.exp()}")
@@ -60,7 +60,7 @@ def test_functions_of_torch_nn_that_ask_their_arguments_first_are_traced() -> No
 
 
 def test_one_that_asks_for_values_runs_in_eager() -> None:
-    """The median of integers is refused where all of a row is masked out."""
+    """The median of integers is refused if a whole row is masked out."""
 
     def median(x: torch.Tensor) -> torch.Tensor:
         return torch.masked.median(x, 1, mask=MASK) + 1

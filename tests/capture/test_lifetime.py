@@ -229,7 +229,7 @@ def test_jit_of_a_jitted_function_has_a_record_of_its_own() -> None:
 
 
 def test_parameters_of_a_jitted_module_can_be_swapped() -> None:
-    """torch.utils.swap_tensors takes no tensor that a weak reference is to, of what captured the program, say."""
+    """torch.utils.swap_tensors refuses tensors with weak references, for example from the captured program."""
     module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(3, 4)
     jitted = forge.jit(module)
     for _ in range(2):

@@ -90,7 +90,7 @@ def test_a_program_logs_what_eager_logs(
 
 
 def test_a_method_that_a_library_adds_to_loggers_breaks_no_graph(caplog: pytest.LogCaptureFixture) -> None:
-    """transformers' warning_once, which GPT-2 calls in each step that has labels."""
+    """The method is transformers' warning_once, which GPT-2 calls in each step with labels."""
     asked: list[str] = []
 
     @functools.lru_cache(None)

@@ -121,7 +121,7 @@ def test_it_is_missing_where_a_graph_is_kept() -> None:
 
 
 def test_a_parameter_that_no_gradient_reaches_is_left_alone_by_an_optimizer() -> None:
-    """Weight decay changes a parameter whose gradient is zero, and none whose gradient is None."""
+    """Weight decay changes a parameter whose gradient is zero, but not one whose gradient is None."""
     layer = torch.nn.Linear(4, 4)
     before = layer.weight.detach().clone()
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)

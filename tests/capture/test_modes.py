@@ -69,7 +69,7 @@ def test_generate_takes_forge_as_the_backend() -> None:
 
 
 def test_generate_leaves_a_jitted_model_to_forge() -> None:
-    """By default it has torch.compile compile the model, in whose program a jitted module is a plain one."""
+    """By default it makes torch.compile compile the model; a jitted module is an ordinary one in that program."""
     model, prompt = llama(), torch.randint(64, (2, 6))
     jitted = forge.jit(copy.deepcopy(model))
     options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static"}

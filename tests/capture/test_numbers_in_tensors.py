@@ -86,7 +86,7 @@ def test_a_number_that_changes_is_read_where_it_is_used(change: Callable) -> Non
 
 
 def test_arithmetic_of_numpy_on_lengths() -> None:
-    """As Reformer pads to the least common multiple of its chunks."""
+    """Reformer pads to the least common multiple of its chunks in this way."""
 
     def padded(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         multiple = numpy.lcm(4, 6)

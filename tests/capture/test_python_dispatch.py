@@ -84,7 +84,7 @@ def test_a_pair_of_tensors_is_differentiated() -> None:
 
 
 def test_a_linear_layers_weight_alone_is_a_pair_of_tensors() -> None:
-    """The layer's result is a view of memory that nobody can point to."""
+    """The layer's result is a view of memory without a data pointer."""
     found, x = [], torch.linspace(-1, 1, 3)
     for jit in (forge.jit, lambda module: module):
         module = nn.Linear(3, 3)

@@ -138,7 +138,7 @@ def test_gradients_have_gradients(kind: Callable, dropout: float) -> None:
 
 
 def test_a_long_sequence_is_one_call() -> None:
-    """A program's length does not grow with the sequence's."""
+    """The length of the program does not grow with that of the sequence."""
     model = nn.LSTM(3, 5, bidirectional=True)
     lengths = []
     for steps in (2, 512):
@@ -172,7 +172,7 @@ def test_under_autocast_a_layer_is_compiled(kind: Callable, requires_grad: bool)
 
 
 def test_under_autocast_of_cuda_a_recurrent_module_runs_in_eager() -> None:
-    """cuDNN's layers convert to float16 whatever dtype autocast has, which fake tensors do not show."""
+    """cuDNN's layers convert to float16 under any autocast dtype, which fake tensors do not show."""
     with autocast_mode.preserve():
         torch.set_autocast_enabled("cuda", True)
         told = same(Tagger(nn.LSTM(8, 16)), torch.randn(X, requires_grad=True))

@@ -112,7 +112,7 @@ def test_programs_of_a_function_that_dynamo_forgets_are_gone() -> None:
 
 
 def test_a_key_of_a_length_tells_graphs_apart_and_keeps_none_alive() -> None:
-    """Every dynamic graph has its own environment of symbols, which holds what Dynamo knows of the frame."""
+    """Every dynamic graph has its own environment of symbols, which holds Dynamo's knowledge of the frame."""
     keys: list[tuple] = []
 
     def see(trace: Trace) -> Trace:

@@ -146,7 +146,7 @@ def test_an_error_inside_of_the_capture_is_told_once_and_other_frames_stay_compi
 
 
 def test_a_call_that_raises_is_captured_again() -> None:
-    """The arguments were wrong, and those of the next call may fit."""
+    """The arguments were wrong, and those of the next call may be right."""
     jitted = forge.jit(lambda x, y: x @ y)
     for _ in range(4):
         with pytest.raises(RuntimeError):

@@ -144,7 +144,7 @@ def test_what_an_input_is_returned_as_lies_where_the_input_does(name: str) -> No
 
 
 def test_what_a_turned_index_reads_lies_as_in_eager() -> None:
-    """The order of an index of symbolic sizes is that of its result, whatever torch says of fake tensors."""
+    """The order of an index of symbolic sizes is that of its result, unlike with torch's fake tensors."""
 
     def read(x: torch.Tensor) -> torch.Tensor:
         return x[x.clamp(0, x.shape[0] - 1).long()]

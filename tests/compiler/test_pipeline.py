@@ -15,7 +15,7 @@ from forge.ir import Trace
 
 
 def test_forms_follow_each_other() -> None:
-    """A pass takes a form that those before it leave, and leaves one that is no earlier."""
+    """A pass takes a form that the previous ones leave, and does not leave an earlier one."""
     reachable = {Form.TORCH}
     for each in PIPELINE:
         assert each.takes in reachable, each.run.__name__
@@ -34,7 +34,7 @@ def test_passes_of_the_module_are_all_in_the_pipeline() -> None:
 
 
 def test_no_pass_decides_itself_not_to_run() -> None:
-    """A pass that would return its trace as it is under a condition has that condition in its row."""
+    """A pass that returns its trace unchanged under a condition has that condition in its row."""
     functions = [
         each for each in ast.parse(Path(passes.__file__).read_text()).body if isinstance(each, ast.FunctionDef)
     ]
@@ -130,7 +130,7 @@ def test_the_second_tier_is_the_same_passes_with_another_config() -> None:
 
 
 def test_twelve_calls_lead_to_the_code_of_a_forward_and_fourteen_to_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As docs/explanation/architecture.md lists them; those of torch between them are not counted."""
+    """The calls are listed in docs/explanation/architecture.md; torch's calls between them are not counted."""
     root, generate = Path(forge.__file__).parent, Trace.python_callable
     paths: list[list[str]] = []
 

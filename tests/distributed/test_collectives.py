@@ -30,7 +30,7 @@ def test_a_result_under_way_is_an_input_as_any_other(pair: Pair) -> None:
 
 
 def test_no_pass_drops_merges_or_reorders_collectives(pair: Pair) -> None:
-    """That two are alike, and that nobody reads one's result, changes nothing; neither do the executors. Waits move."""
+    """Neither equal calls, nor unused results, nor the executors change that. Waits may move."""
     found, other = pair.run(order_of_collectives)
     started = [[name for name in calls if name != "wait_tensor"] for calls in found]
     assert started == [[name for name in calls if name != "wait_tensor"] for calls in other]

@@ -94,7 +94,7 @@ def test_training_gives_what_it_gives_without(jitted: bool, mixed: bool, nccl: N
 
 
 def test_parameters_may_change_once_a_forward_ended(nccl: None) -> None:
-    """The process waits for copies of host memory, to which an optimizer or a checkpoint writes."""
+    """The process waits for copies from host memory, to which an optimizer or a checkpoint may write."""
     torch.manual_seed(0)
     wide = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False) for _ in range(8)])
     model = forge.jit(shard(wide, init_device_mesh("cuda", (1,)), ShardPolicy(cpu_offload=True, bucket_mb=16)))

@@ -23,7 +23,7 @@ def own_pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def test_a_warning_says_for_whom_a_process_waits(pair: Pair) -> None:
-    """The right result follows, since the other process was late only."""
+    """The right result follows, because the other process was only late."""
     (warnings, result), (others, other) = pair.run(one_is_slow)
     assert result == other == [5.0, 5.0, 5.0]
     assert others == []

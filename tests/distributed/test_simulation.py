@@ -121,7 +121,7 @@ def test_more_nodes_take_longer_to_gather() -> None:
 
 
 def test_a_tensor_parallel_model_sums_its_results_within_the_step() -> None:
-    """An all-reduce of a block's result, in a ring of twice as many steps."""
+    """A block's result is all-reduced, in a ring with twice as many steps."""
     with fake_processes(RANKS):
         with torch.device("meta"):
             model, x = Stack(layers=2), torch.empty(512, WIDTH)
@@ -167,7 +167,7 @@ def test_a_device_that_never_waits_exposes_nothing() -> None:
 
 
 def test_products_take_as_long_as_their_operations() -> None:
-    """Two products of 2 × 512 × 4 × WIDTH² operations a layer and forward; twice that in the backward, but for the
+    """Two products of 2 × 512 × 4 × WIDTH² operations per layer and forward; twice that in the backward, except for the
     gradient of the input."""
     hardware = Hardware(flops=1e9, flops_efficiency=1, memory_bandwidth=1e30, kernel_seconds=0)
     forward, backward, _ = simulated(hardware=hardware).phases
@@ -303,7 +303,7 @@ def test_what_is_not_a_jitted_module_is_refused() -> None:
 
 
 def test_a_tensor_is_no_tuple_of_arguments() -> None:
-    """Of its rows, the first would be the argument."""
+    """Otherwise its first row would be the argument."""
     with pytest.raises(TypeError, match="args is a Tensor, but must be a tuple of the arguments"):
         simulate(forge.jit(nn.Linear(2, 2)), torch.empty(1, 2, device="meta"))
 

@@ -74,7 +74,7 @@ def test_regions_of_a_parallel_model_have_the_tensors_inside(plan: str, pair: Pa
 
 
 def test_the_processes_programs_are_kept_apart(pair: Pair, tmp_path: Path) -> None:
-    """A program has its process's place in the group: the other one must not find it on disk."""
+    """A program contains its process's rank in the group, so the other process must not find it on disk."""
     for again in (False, True):
         for found in pair.run(tensor_parallel, "columns and rows", None, str(tmp_path)):
             assert found["cached"] is again

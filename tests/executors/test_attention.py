@@ -66,7 +66,7 @@ class Recording:
 
 
 def test_cudnn_is_given_a_gradient_of_its_results_strides(monkeypatch):
-    """torch finds cuDNN's plan by other tensors' strides."""
+    """torch looks up cuDNN's plan by the strides of other tensors."""
     calls = []
     monkeypatch.setattr(attention, "aten", Recording(calls))
     query, key, value = given()
@@ -78,7 +78,7 @@ def test_cudnn_is_given_a_gradient_of_its_results_strides(monkeypatch):
 
 
 def test_a_composition_is_given_a_gradient_of_its_results_strides():
-    """It may be one call of cuDNN, where a mask is given."""
+    """It may be one call of cuDNN if a mask is given."""
     query = torch.randn(2, 40, 4, 64).transpose(1, 2).requires_grad_()
     out, read = query * 2, []
     out.register_hook(lambda g: read.append(g.stride()))

@@ -302,7 +302,7 @@ def test_an_input_that_is_written_to_and_moves_is_not_copied(device: str) -> Non
 
 
 def test_a_cache_that_is_replaced_now_and_then_is_recorded_again(device: str) -> None:
-    """As by each call of generate."""
+    """Each call of generate replaces its cache."""
 
     def step(x: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         cache.index_copy_(0, position, ((x @ x).tanh() * 2).exp()[:1])
@@ -323,7 +323,7 @@ def test_a_cache_that_is_replaced_now_and_then_is_recorded_again(device: str) ->
 
 
 def test_draws_on_another_device_do_not_part_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are on the meta device here: what is on the CPU is elsewhere."""
+    """Programs are on the meta device here, so the CPU is another device."""
     double = Double()
     double.device_type = "meta"
     monkeypatch.setattr(cuda_recorder, "_recorder", double)
@@ -341,7 +341,7 @@ def test_draws_on_another_device_do_not_part_a_graph(monkeypatch: pytest.MonkeyP
 
 
 def test_draws_on_another_device_do_not_keep_a_program_from_being_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in speech models, which draw a number on the CPU for each layer."""
+    """Speech models draw a number on the CPU for each layer."""
     double = Double()
     double.device_type = "meta"
     monkeypatch.setattr(cuda_recorder, "_recorder", double)
@@ -510,7 +510,7 @@ def test_donated_memory_that_others_hold_is_not_written(device: str, hold: str, 
 
 
 def test_values_between_graphs_are_donated(device: str) -> None:
-    """A call that is in no graph parts them; the second reads the first's results for the last time."""
+    """A call outside of graphs separates them; the second reads the first's results for the last time."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
         y = (x.sin() + 1).exp() * 2
@@ -630,7 +630,7 @@ def test_a_recorded_program_stays_in_plain_sight(device: str) -> None:
 
 
 def test_the_gradient_of_a_loss_may_be_elsewhere_later(device: str) -> None:
-    """It is a new tensor at each step, which happened to be in the same place while the backward was recorded."""
+    """It is a new tensor at each step, which happened to be at the same address while the backward was recorded."""
     module, (x,) = deep(device), data(device, 1)
     jitted = forge.jit(lambda x: module(x).square().sum(), executors=EXECUTORS)
     gradients = [torch.ones((), device=device) for _ in range(2)]

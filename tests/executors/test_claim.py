@@ -38,7 +38,7 @@ def test_the_first_executor_that_has_a_symbol_claims_it() -> None:
 
 
 def test_a_whole_call_is_claimed_before_what_is_inside() -> None:
-    """A later executor that has the whole call comes before an earlier one that has a part of it."""
+    """A later executor that takes the whole call precedes an earlier one that takes a part of it."""
     part, whole = executor("part", prims.sigmoid), executor("whole", torchlang.silu)
     assert who(silu(), part, whole) == ["whole"]
 

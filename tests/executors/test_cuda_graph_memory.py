@@ -159,7 +159,7 @@ def test_what_is_recorded_before_a_backward_leaves_its_memory_alone(device: str)
 
 
 def test_donated_memory_outlives_its_recordings(device: str) -> None:
-    """torch gives up a pool with its last graph; tensors that show donated memory do not own it."""
+    """torch frees a pool with its last graph; tensors that view donated memory do not own it."""
     x, pool = torch.randn(4, 4, device=device), Pool()
     first, second = graph(forward, pool, [True, False]), graph(backward, pool, [True], last=[0])
     for _ in range(MANY):

@@ -352,7 +352,7 @@ def test_what_a_kernel_keeps_besides_tensors_may_be_a_list(device: str) -> None:
 
 
 def test_a_gradient_that_is_kept_is_scaled_once_a_backward(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each backward decides whether to scale the head's gradient in its memory, not the recording."""
+    """Each backward, not the recording, decides whether to scale the head's gradient in place."""
     monkeypatch.setattr(linear_cross_entropy, "BYTE_LIMIT", 0)
     torch.manual_seed(0)
     weight = torch.randn(50, 6, device=device, requires_grad=True)
@@ -478,7 +478,7 @@ def test_recordings_have_workspaces_of_their_own() -> None:
 
 
 def test_a_gradient_of_a_differentiable_backward_may_lie_otherwise(device: str) -> None:
-    """At the same place, where no guard of Dynamo looks at it."""
+    """It is at the same address, which no guard of Dynamo checks."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return (x @ x).sin() * x
@@ -496,7 +496,7 @@ def test_a_gradient_of_a_differentiable_backward_may_lie_otherwise(device: str) 
 
 
 def test_memory_that_is_rarely_held_is_no_reason_to_record_again(device: str) -> None:
-    """As by torch's thread that ran a backward; what is held often is."""
+    """torch's thread that ran a backward may hold it; only frequent holders matter."""
 
     def held_every(calls: int) -> int:
         graph = Called("graph", lambda x: (x * 2,), Pool(), returned=[False], is_requested=False)

@@ -233,7 +233,7 @@ def test_weights_that_lie_together_are_not_copied() -> None:
 
 
 def test_gradients_have_gradients(device: str) -> None:
-    """cuDNN's backward has none: torch's composition runs."""
+    """cuDNN's backward has no derivative: torch's composition runs."""
     module, (x,) = tagger(nn.LSTM, {"num_layers": 2}, device, torch.float64), sequences(device, dtype=torch.float64)
     found = []
     for call in (forge.jit(module, executors=["torch"]), module):

@@ -112,7 +112,7 @@ def test_a_call_alone_follows_the_strides_of_a_gradient(turned: bool) -> None:
 
 
 def test_a_call_alone_follows_the_strides_that_torch_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The attention kernel is chosen when the program runs, and its result's strides with it."""
+    """The attention kernel is chosen at run time, and with it its result's strides."""
     query, weight = torch.randn(2, 3, 4, 8), torch.randn(8, 8)
     jitted = forge.jit(
         lambda q, w: _mixed(F.scaled_dot_product_attention(q, q, q), w), executors=["inductor", "torch"], cache=False
@@ -131,7 +131,7 @@ def test_a_call_alone_follows_the_strides_that_torch_chooses(monkeypatch: pytest
 
 
 def test_a_product_has_its_strides_whatever_it_is_given() -> None:
-    """No check is made when the program runs of what cannot differ."""
+    """Strides that cannot differ are not checked at run time."""
     options = {"dtypes": [torch.float32], "grad": "composite", "device": "cpu", "layout": "contiguous"}
     by_kernel = kernel_executor([forge.kernel(F.relu6, column_major, **options)], verify=False)
     x, weight = torch.randn(5, 6), torch.randn(6, 6)
@@ -208,7 +208,7 @@ def test_a_region_reads_the_norm_of_a_transposed_value(training: bool) -> None:
 
 
 def test_a_call_alone_follows_an_image_whose_channels_lie_beside_each_other() -> None:
-    """Resizing keeps that order of what a convolution gives, and of an image of one pixel, too, which has several."""
+    """Resizing keeps the layout of a convolution's result, and that of a one-pixel image, too, which has several."""
     x, weight = torch.randn(2, 24, 1, 1), torch.randn(24, 24, 1, 1)
 
     def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -221,7 +221,7 @@ def test_a_call_alone_follows_an_image_whose_channels_lie_beside_each_other() ->
 
 
 def test_a_result_has_eagers_stride_in_a_dim_of_one_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checked program computes with gaps between elements; its caller does not see them."""
+    """A checked program computes with gaps between elements, which its caller does not see."""
     spread = lambda x: torch.empty(2 * x.numel()).as_strided(x.shape, (2, 4)).copy_(x)
     monkeypatch.setattr(unspecified_strides, "randomly_strided", spread)
 
@@ -290,7 +290,7 @@ def _laid_out_at_random(source: random.Random, shape: Sequence[int], high: int |
 
 
 def test_strides_of_what_tensors_index_are_those_of_the_kernel() -> None:
-    """torch's function for fake tensors gives those of contiguous indices."""
+    """torch's function for fake tensors returns those of contiguous indices."""
     source = random.Random(0)
     for _ in range(200):
         shape = [source.randint(1, 4) for _ in range(source.randint(1, 4))]
@@ -356,7 +356,7 @@ def test_padding_follows_the_strides_of_a_batch_of_one(by: str) -> None:
 def test_an_index_of_symbolic_numbers_is_of_the_programs_sizes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """torch warns of an expression whose symbols its environment does not know."""
+    """torch warns about an expression with symbols that its environment does not know."""
     monkeypatch.setattr(logging.getLogger("torch"), "propagate", True)
 
     def function(cache: torch.Tensor, new: torch.Tensor, position: int) -> torch.Tensor:

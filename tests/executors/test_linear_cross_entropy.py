@@ -165,7 +165,7 @@ def test_a_label_out_of_range_is_torchs_error() -> None:
 
 
 def test_many_chunks_of_half_precision_add_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """512 chunks of a row each: sums in bfloat16 would lose most of each."""
+    """There are 512 chunks of one row each: sums in bfloat16 would lose most of each."""
     monkeypatch.setattr(runs, "CPU_CHUNK_BYTES", 1)
     args = arguments(torch.bfloat16)
     exact = [arg.detach().double().requires_grad_() if arg.is_floating_point() else arg for arg in args]

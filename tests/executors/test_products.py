@@ -208,7 +208,7 @@ def test_products_of_one_level_are_regions_of_their_own(fuser: Fuser) -> None:
 
 
 def test_neighbours_of_an_epilogue_are_measured_with_it(timer: Timer, fuser: Fuser) -> None:
-    """The sum would be in one region with the residual, which costs nothing there."""
+    """The sum would be in one region with the residual, where it costs nothing."""
     told = measured(lambda x, w, r: (x @ w + r).sum(), *randn((4, 8), (8, 8), (4, 8)), executors=[fuser, "torch"])
     assert ["add", "sum"] in fuser.regions  # of the parts, as it was measured
     assert who(told)[0] == "products" and fuser.products.regions == [["matmul", "add"]]
@@ -238,7 +238,7 @@ def test_a_constant_of_the_epilogue_is_part_of_the_call(timer: Timer, fuser: Fus
 
 
 def test_strides_of_an_operand_are_part_of_the_call(timer: Timer, fuser: Fuser) -> None:
-    """A backward's operands are views, whose strides no trace says."""
+    """A backward's operands are views, whose strides are not in the trace."""
     measured(torch.matmul, *randn((8, 8), (8, 8), requires_grad=True), executors=[fuser, "torch"])
     assert len(timer.asked) == 3
 
@@ -302,7 +302,7 @@ def test_a_search_that_finds_no_template_leaves_the_parts(timer: Timer, fuser: F
 def test_a_region_that_is_declined_once_it_was_measured_leaves_its_parts_to_others(
     timer: Timer, fuser: Fuser, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """As one of symbolic sizes may be, which is measured with sizes that are known."""
+    """A region of symbolic sizes may be declined so, because it is measured with known sizes."""
     fuser.products.takes_symbols = False
     _, w, b = randn(*SHAPES)
 

@@ -212,7 +212,7 @@ def test_weight_gradients_split_no_region(count: int) -> None:
 
 
 def test_a_softmax_that_runs_again_is_beside_its_gradient() -> None:
-    """The product for v's gradient waits for nothing: it may run after that of the scores."""
+    """The product for v's gradient has no dependents: it may run after that of the scores."""
     torch.manual_seed(0)
     x = torch.randn(4, 160, 160, dtype=torch.bfloat16, requires_grad=True)
 
@@ -230,7 +230,7 @@ def test_a_softmax_that_runs_again_is_beside_its_gradient() -> None:
 
 
 def test_a_product_is_delayed_only_for_memory_that_is_read_anyway() -> None:
-    """exp(a) is read by the later region alone: its product moves; exp(b) is not, and its product stays."""
+    """Only the later region reads exp(a), so its product moves; exp(b) is not read there, so its product stays."""
     fuser = Taking("exp", "mul", "add")
     a, b = torch.randn(256, 256), torch.randn(256, 256)
 

@@ -270,7 +270,7 @@ def test_forward_and_backward_are_measured_where_a_gradient_flows(
 
 
 def test_a_gradient_is_measured_of_the_arguments_that_need_one(timer: Timer) -> None:
-    """Of intermediate values, too: what the kernel has no gradient of is not asked for."""
+    """They may be intermediate values; gradients that the kernel does not have are not requested."""
     timer.seconds = {"own": SLOW, PARTS: FAST}
     ran: list[str] = []
     x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8)
@@ -296,7 +296,7 @@ def test_a_call_of_the_backward_alone_is_measured_forward(timer: Timer) -> None:
 
 
 def test_the_loser_is_differentiated_by_nobody(timer: Timer) -> None:
-    """Fused forward and backward, though the kernel would take the call with a composite gradient."""
+    """Forward and backward are fused, although the kernel would take the call with a composite gradient."""
     timer.seconds = {"swiglu": SLOW, "fuser": FAST}
     kernels, fuser = kernel_executor([swiglu_kernel(swiglu)], verify=False), Fuser("silu", "mul", "sigmoid")
     inputs = [torch.randn(4, requires_grad=True) for _ in range(2)]
@@ -520,7 +520,7 @@ def out_of_memory(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_where_memory_runs_out_the_order_decides(timer: Timer) -> None:
-    """As it may while a candidate is measured, with the program's own tensors beside it."""
+    """Memory may run out while a candidate is measured beside the program's own tensors."""
     told = measured(F.silu, torch.randn(4), executors=[mine(), mine(function=out_of_memory, name="large"), "torch"])
     assert who(told) == ["mine"] and timer.asked == []
     assert told.measured[0].why_not == "measuring failed: OutOfMemoryError: too large"
@@ -645,7 +645,7 @@ def test_torch_compile_takes_it_as_an_option(timer: Timer) -> None:
 
 
 def test_what_is_kept_is_measured_indeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real timer: whichever is faster, each was timed."""
+    """The real timer is used: whichever candidate is faster, each was timed."""
     monkeypatch.setattr(autotune_store, "_memo", BoundedDict(100))
     monkeypatch.setattr(timing, "SECONDS", 0.02)
     told = measured(F.silu, torch.randn(4, requires_grad=True), executors=[mine(), "torch"])

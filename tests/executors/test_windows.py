@@ -197,14 +197,14 @@ def test_under_no_grad_in_a_part(flash: FlashDouble) -> None:
 
 
 def test_a_double_backward(flash: FlashDouble) -> None:
-    """It runs the calls of which attention is composed."""
+    """It runs the calls to which attention decomposes."""
     leaves = [x.detach().double().requires_grad_() for x in qkv(6)]
     function = forge.jit(attend(lambda: band(6, 1, 1)), executors=executors())
     assert torch.autograd.gradgradcheck(function, leaves)
 
 
 def test_a_kernel_that_is_not_allowed_is_not_run(flash: FlashDouble) -> None:
-    """The settings are those of the call: another kernel gets the window as a mask."""
+    """The settings are those at the call: another kernel gets the window as a mask."""
     function = attend(lambda: band(12, 2, 1))
     jitted = forge.jit(function, executors=executors())
     with sdpa_kernel([SDPBackend.MATH]):
@@ -240,7 +240,7 @@ def test_a_size_that_is_a_symbol_keeps_its_mask(flash: FlashDouble) -> None:
 
 
 def test_settings_of_attention_are_those_of_a_program_with_a_window(flash: FlashDouble) -> None:
-    """Larger regions and CUDA graphs run while the settings are what they were."""
+    """Larger regions and CUDA graphs run only while the settings are unchanged."""
     jitted = forge.jit(attend(lambda: band(12, 2, 1)), executors=executors())
     jitted(*qkv())
     operations = {row.operation for row in forge.explain(jitted).rows}
@@ -313,7 +313,7 @@ def test_a_window_is_not_taken_where_torch_has_no_kernel(monkeypatch: pytest.Mon
 
 
 def test_torchs_operators_take_these_arguments() -> None:
-    """On fake memory, whose layouts are those of a GPU's."""
+    """The tensors are fake, with a GPU's layouts."""
     q, k, v = [torch.empty(2, 40, heads, 64, dtype=torch.bfloat16, device="meta") for heads in (4, 2, 2)]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     wanted = (True, True, False)
@@ -325,7 +325,7 @@ def test_torchs_operators_take_these_arguments() -> None:
 
 
 def test_strides_of_results_are_a_promise() -> None:
-    """Another kernel, which may lay them out otherwise, runs where flash attention is not allowed."""
+    """Another kernel with other strides may run where flash attention is not allowed."""
     trace = Trace()
     q, k, v, g = [trace.add_input(_proxy(2, 4, 40, 64)) for _ in range(4)]
     with recording(trace, clang.language):

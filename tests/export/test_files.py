@@ -156,7 +156,7 @@ def test_digest_is_compared_where_it_is_given(exported, tmp_path):
 
 
 def test_nothing_of_a_damaged_file_runs(file, tmp_path):
-    """A member that is named by the index of another file is not read before its hash was compared."""
+    """A member named by the index of another file is not read before its hash is checked."""
     members = members_of(file)
     (program,) = [name for name in members if name.endswith("second/blob_0")]
     marker = tmp_path / "ran"

@@ -452,7 +452,7 @@ def test_elements_that_are_one_in_memory_share_the_gradient_of_as_strided(name: 
 
 
 def test_frexp_of_a_tensor_of_one_value() -> None:
-    """Inductor folds it to a number, though it is a pair."""
+    """Inductor folds it to a number, although it is a pair."""
 
     def powers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ones = torch.ones((x + x + x).shape)

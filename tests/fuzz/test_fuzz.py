@@ -75,7 +75,7 @@ def test_a_write_to_memory_that_it_reads_is_undefined(read: str, monkeypatch: py
 def test_a_gradient_of_half_precision_through_a_write_may_be_off_by_its_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Here forge's is that in bfloat16, whose roundings eager's happen to cancel."""
+    """Here forge's gradient is the one in bfloat16, whose roundings happen to cancel in eager."""
     lines = Line("v0 = x1.to(torch.bfloat16)", target="v0"), Line("v0.add_(x0)", writes="v0")
 
     class Rounded(torch.autograd.Function):
@@ -96,7 +96,7 @@ def test_a_gradient_of_half_precision_through_a_write_may_be_off_by_its_rounding
 
 
 def test_a_result_that_a_rounding_changes_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sign of a sum that is zero but for its rounding."""
+    """The result is the sign of a sum that is zero up to rounding."""
     lines = Line("v1 = x0 * 3 - x0 - x0 - x0", target="v1"), Line("v0 = torch.sign(v1)", target="v0")
     monkeypatch.setattr(forge, "jit", lambda f: lambda x, y: [torch.sign(x - x) + 0 * x])
     check(program(*lines))

@@ -392,7 +392,7 @@ def test_a_header_that_is_a_link_out_of_the_folder_is_refused(answer: Sources, t
 
 
 def test_operators_that_are_registered_are_not_registered_again(tmp_path: Path) -> None:
-    """A second one would end the process."""
+    """A second registration would abort the process."""
     built = hub.BuiltLibrary("acme.yaml", "key", tmp_path / "acme.so", ("acme::new", "aten::relu"), (), None, {})
     with pytest.raises(hub.RefusedError, match=r"acme\.yaml: aten::relu is registered in this process already"):
         hub.load_built(built)

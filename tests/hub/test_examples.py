@@ -563,7 +563,7 @@ def test_layer_norm_has_torchs_values_and_gradients(triton: Example, hidden: int
 
 
 def test_layer_norm_of_values_far_from_zero_is_torchs(triton: Example) -> None:
-    """The mean is taken away before squares are summed."""
+    """The mean is subtracted before squares are summed."""
     x, weight, bias = triton.randn(4, 300) + 1000, triton.randn(300), triton.randn(300)
     exact = layer_norm(x.double(), weight.double(), bias.double())
     torch.testing.assert_close(triton.module.layer_norm(x, weight, bias, EPS).double(), exact, rtol=1e-3, atol=1e-3)
@@ -687,7 +687,7 @@ def test_the_manifest_names_functions_that_there_are(name: str) -> None:
 
 
 def test_its_operators_keep_what_they_say_of_themselves(native: Example) -> None:
-    """torch's own check: schema, fake implementation, dynamic shapes."""
+    """The check is torch's own: schema, fake implementation, dynamic shapes."""
     ops = sys.modules[f"{native.module.__name__}._ops"].ops
     x, weight = native.randn(3, 8), native.randn(8)
     for op, args in {

@@ -52,7 +52,7 @@ def test_nothing_in_sys_modules_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_what_is_loaded_is_no_other_kernel(tmp_path: Path) -> None:
-    """Not even where an earlier version of it was loaded from where the copy was made."""
+    """This holds even if an earlier version of it was loaded from the place of the copy."""
     first = load(write(tmp_path / "mine", kernel()))
     changed = {"ops.py": ops(3)}
     second = load(write(tmp_path / "mine", kernel(changed)))

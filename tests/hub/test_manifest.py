@@ -55,7 +55,7 @@ def test_a_kernel_without_priority_has_its_librarys() -> None:
 
 
 def test_a_kernel_without_grad_has_none() -> None:
-    """Nothing declared is never silently no gradient."""
+    """A missing declaration never silently means no gradient."""
     assert kernels(VALID)["rms_any"].grad.kind == "none"
 
 
@@ -390,7 +390,7 @@ def test_an_unknown_operator_in_python_is_an_error_with_the_near_one() -> None:
 
 
 def test_numpys_names_of_arguments_mean_torchs_and_warn() -> None:
-    """0.1.0 had `axis` and `keepdims` beside `dim` and `keepdim`."""
+    """0.1.0 had `axis` and `keepdims` besides `dim` and `keepdim`."""
     kernel = '{kernel_name: acme::sum, where: "axis == 1 and not keepdims", args: [input, axis]}'
     with pytest.warns(DeprecationWarning, match="torch.sum: the argument 'axis' is now 'dim'"):
         (found,) = read(

@@ -298,7 +298,7 @@ def test_a_number_proxy_is_its_number() -> None:
 
 
 def test_an_argument_that_the_kernel_does_not_take_must_have_its_default() -> None:
-    """A kernel that drops the bias is not asked where there is one."""
+    """A kernel that drops the bias is not tried for calls with one."""
     check = checking("torch.nn.functional.linear", args={"x": "input", "w": "weight"})
     x, weight = torch.empty(2, 8), torch.empty(4, 8)
     assert check(x, weight) is True and check(x, weight, None) is True

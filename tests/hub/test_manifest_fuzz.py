@@ -181,7 +181,7 @@ def test_a_mutated_manifest_is_whole_or_one_error(seed: int, count: int) -> None
 
 
 def test_each_value_deleted_or_replaced_is_whole_or_one_error() -> None:
-    """Once for each value of the valid manifest, without a choice."""
+    """Each value of the valid manifest is tried once, without random choices."""
     for index in range(len(list(places(TREE)))):
         for value in ("delete", None, 1, []):
             tree = copy.deepcopy(TREE)

@@ -171,7 +171,7 @@ def test_a_dependency_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyP
 
 
 def test_a_missing_has_backward_is_no_promise(tmp_path: Path) -> None:
-    """hub-facts 3: metadata says nothing of gradients, so nothing that forge reads of it may."""
+    """hub-facts 3: metadata says nothing about gradients, so forge must not infer anything from it."""
     assert not any("backward" in name or "grad" in name for name in Metadata.__dataclass_fields__)
     found = hub.resolve(write(tmp_path, kernel()), policy=LOCAL).metadata
     assert found.form == "current"

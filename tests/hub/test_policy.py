@@ -57,7 +57,7 @@ def test_the_hub_is_asked_about_a_publisher_once_a_commit(server: Hub, monkeypat
 
 
 def test_offline_an_unknown_publisher_is_refused_and_not_let_in(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`kernels` lets it in with a warning."""
+    """`kernels` allows it with a warning."""
     server.publish("stranger/rms", kernel())
     hub.resolve("stranger/rms", version=1, policy=hub.Policy(trust="any"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -143,7 +143,7 @@ def test_the_valid_manifest_is_registered_whole(folder: Path) -> None:
 
 
 def test_a_mistake_in_another_source_can_be_put_right(folder: Path, tmp_path: Path) -> None:
-    """Definitions in torch.library by the sources before it stay, and are used by the next registration."""
+    """Definitions in torch.library by the earlier sources persist, and the next registration uses them."""
     broken = tmp_path / "broken.yaml"
     broken.write_text("forge_kernels: 1\nlibrary: {name: broken}\nops:\n- op: nosuch\n  kernels: []\n")
     assert use(folder, MANIFEST)

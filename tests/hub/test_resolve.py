@@ -285,7 +285,7 @@ def test_a_folder_named_as_no_variant_may_be_one(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_a_variant_for_another_system_is_refused(tmp_path: Path) -> None:
-    """hub-facts 6: get_local_kernel does not look at the variant that the path itself is."""
+    """hub-facts 6: get_local_kernel does not check the variant if the path itself is one."""
     write(tmp_path, kernel(variant="torch26-cxx98-cu118-x86_64-linux"))
     with pytest.raises(hub.NotFoundError, match="torch26-cxx98-cu118-x86_64-linux: "):
         hub.resolve(tmp_path / "build" / "torch26-cxx98-cu118-x86_64-linux", policy=LOCAL)

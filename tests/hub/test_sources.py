@@ -35,7 +35,7 @@ def test_a_lock_file_names_all_that_it_holds(tmp_path: Path) -> None:
 
 
 def test_a_worker_chooses_the_variant_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch has CUDA here, and the user asks for the CPU's variant: another process must find that one too."""
+    """torch has CUDA here, and the user requests the CPU's variant: another process must find that one, too."""
     made = Repository(tmp_path, "chosen", CODE, **GELU)
     variants = made.folder / "build"
     (variants / "torch-universal").rename(variants / "torch-cpu")

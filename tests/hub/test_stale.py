@@ -106,7 +106,7 @@ def test_a_verdict_that_others_may_have_written_is_refused(verdict: tuple, chang
 
 
 def test_a_verdict_of_another_question_is_refused(verdict: tuple) -> None:
-    """A file that was moved to another's name."""
+    """The file was moved to another's name."""
     kernel, path = verdict
     other = Question(torch.device("cpu"), torch.float64)
     key = verification_cache._key(kernel, fingerprint(kernel), other)

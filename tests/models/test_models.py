@@ -189,7 +189,7 @@ def test_generation_with_a_cache_equals_eager(name):
 
 
 def test_experts_in_bfloat16_are_grouped_products():
-    """Under Dynamo, the transformers library calls torch's own function for this dtype alone."""
+    """Under Dynamo, the transformers library calls torch's own function for this dtype only."""
     model, arguments = build("qwen3_moe", True)
     model.model.layers = model.model.layers[:1]
     eager = copy.deepcopy(model.to(torch.bfloat16))

@@ -258,7 +258,7 @@ def test_what_is_no_pair_of_rotary_embeddings_is_left_as_it_is(function, found):
 
 
 def test_queries_are_no_pair_with_themselves():
-    """Under torch.autocast the queries are cast right after they are turned, the keys later."""
+    """Under torch.autocast the queries are cast right after their rotation, the keys later."""
 
     def function(q, k, cos, sin):
         turned, keys = both(q, k, cos, sin)
@@ -423,7 +423,7 @@ def test_what_is_almost_a_norm_is_none(name):
 
 
 def test_a_mean_along_the_other_dim_of_a_square_is_no_norm():
-    """Without keepdim the mean of each row scales each column."""
+    """Without keepdim, the mean of each row scales each column."""
     assert names(lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(-1) + EPS)), x(torch.float32, 8, 8), W) == []
 
 

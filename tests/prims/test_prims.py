@@ -129,7 +129,7 @@ def test_known_asks_without_a_guard_and_same_guards_only_where_it_must() -> None
 
 
 def test_a_prim_on_symbolic_lengths_guards_nothing() -> None:
-    """A shape follows by arithmetic: the length stays a symbol."""
+    """A shape is computed by arithmetic: the length stays a symbol."""
     a, b = _lengths(5, 7)
     x = TensorProxy("x", (a, b), torch.float32, CPU)
     with recording(Trace()):

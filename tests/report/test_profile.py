@@ -59,7 +59,7 @@ def trained_without_profile() -> forge.Explanation:
 
 
 def test_nothing_of_the_user_changes() -> None:
-    """Statistics of a norm, and random numbers."""
+    """Neither the statistics of a norm nor random numbers change."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)).train()
     jitted = forge.jit(model, executors=["torch"])
     jitted(torch.randn(3, 4)).sum().backward()
@@ -121,7 +121,7 @@ def test_an_opaque_call_of_torchs_own_is_one_call() -> None:
 
 
 def test_an_opaque_call_that_takes_no_random_values_is_left_out() -> None:
-    """A random transform of a function that wants positive definite matrices."""
+    """It is a random transform of a function that requires positive definite matrices."""
     random = torch.vmap(lambda x: torch.linalg.cholesky(x) * torch.rand_like(x), randomness="different")
     told = differentiated(lambda x: random((x - 3).expand(2, 3, 3)))
     of_others = [row.operation for row in told.costs]

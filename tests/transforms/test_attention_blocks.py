@@ -130,7 +130,7 @@ def test_other_masks_stay() -> None:
 
 
 def test_a_mask_that_depends_on_no_input_stays() -> None:
-    """It is a window, or one that no kernel takes."""
+    """It is a window, or a mask that no kernel takes."""
     q, k, v = qkv()
     assert _stays(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, band(16, 16)), q, k, v)
 

@@ -83,7 +83,8 @@ def test_with_a_scale_that_turns_scores_the_mask_stays(mask: Callable, scale: fl
 
 
 def test_a_lower_triangle_of_other_lengths_stays() -> None:
-    """is_causal would mean the same there, but for a bottom-right one, which is told apart by its values alone."""
+    """is_causal would have the same meaning there, except for a bottom-right triangle, which only its values
+    distinguish."""
     assert ran(attend(lambda: torch.ones(3, 5).tril().bool()), *qkv(3, 5)) == (True, False)
     assert ran(attend(lambda: torch.ones(3, 5).tril(2).bool()), *qkv(3, 5)) == (True, False)
 
@@ -95,7 +96,7 @@ def test_a_mask_of_the_input_stays() -> None:
 
 
 def test_with_dropout_the_mask_stays() -> None:
-    """Under one seed the same values are dropped as in eager, which depends on the kernel."""
+    """With the same seed the same values are dropped as in eager, which depends on the kernel."""
     jitted, q = forge.jit(attend(CAUSAL["tril"], dropout_p=0.5)), qkv()
     torch.manual_seed(0)
     actual = jitted(*q)

@@ -93,7 +93,7 @@ def test_a_tensor_of_a_closure_may_change() -> None:
 
 
 def test_an_operator_that_reads_otherwise_is_not_marked() -> None:
-    """Inductor's loops for it do not clamp, though what it consists of does."""
+    """Inductor's loops for it do not clamp, although those of its decomposition do."""
     mask, index = torch.ones(3, dtype=torch.bool), torch.tensor([0, 7, -9])
     trace = forge.trace(lambda x: torch._unsafe_masked_index(x, mask, [index], 0.0), torch.randn(5))
     assert mark_bounded(trace) is trace

@@ -59,7 +59,7 @@ def convolution(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def test_convolutions_of_each_channel_alone_are_converted() -> None:
-    """MobileNet's: cuDNN has kernels for them in this layout alone."""
+    """MobileNet has them: cuDNN has kernels for them in this layout only."""
     torch.manual_seed(0)
     wide = (
         nn.Conv2d(32, 64, 1),

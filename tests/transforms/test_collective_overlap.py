@@ -58,7 +58,7 @@ def test_a_result_that_is_returned_is_awaited_last() -> None:
 
 
 def test_collectives_start_in_their_order() -> None:
-    """The second one's input is there first."""
+    """The second one's input is ready first."""
     group = group_of_one()
 
     def function(x: Any, y: Any) -> Any:

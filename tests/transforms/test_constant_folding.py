@@ -71,7 +71,7 @@ def test_the_largest_values_stay_where_all_are_too_many() -> None:
 
 
 def test_a_view_that_only_expands_a_constant_stays() -> None:
-    """As an index does that is the same for each head: its memory is that of what it shows."""
+    """An index that is the same for each head is such a view: it shares the constant's memory."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.gather(2, torch.arange(4).flip(0)[None, None].expand(64, 4, 4)[:, :2])

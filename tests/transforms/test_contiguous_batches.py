@@ -73,7 +73,7 @@ def test_a_backward_with_products_is_given_an_object_of_the_forward() -> None:
 
 
 def test_regions_write_what_is_multiplied() -> None:
-    """In a forward and in a backward, which computes the queries again."""
+    """They do so in a forward, and in a backward, which recomputes the queries."""
     jitted, given = forge.jit(attend, cache=False), inputs(2, 10)
     jitted(*given).sum().backward()
     for trace in forge.last_traces(jitted)[-1], forge.last_backward_traces(jitted)[-1]:

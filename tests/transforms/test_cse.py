@@ -80,7 +80,7 @@ def test_a_composite_that_only_forwards_has_the_key_of_its_call() -> None:
 
 
 def test_symbols_made_for_one_call_are_different_though_they_have_one_id() -> None:
-    """Of each torch.autograd.Function and of each transform of torch.func, calls have the same id."""
+    """All calls of torch.autograd.Functions, and of transforms of torch.func, have the same id."""
     first, second = [
         Symbol("call", "test.cse_made_for_one_call", body=lambda x, body=body: body(body(x)))
         for body in (prims.exp, prims.sin)

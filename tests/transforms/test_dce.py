@@ -29,7 +29,7 @@ def test_a_call_that_nobody_reads_is_dropped_with_what_only_it_read() -> None:
 
 
 def test_random_calls_and_effects_stay() -> None:
-    """A random call moves the generator whether or not somebody reads it."""
+    """A random call advances the generator even if its result is unused."""
 
     def function(x: TensorProxy) -> Any:
         noise(x)

@@ -238,7 +238,7 @@ def test_gradients_of_slices_of_two_dims_are_summed(dims: tuple[int, int]) -> No
 
 
 def test_more_than_ten_slices_are_joined_in_order() -> None:
-    """Positions are compared as numbers, not as text."""
+    """Positions are compared as numbers, not as strings."""
 
     def function(x: Any) -> Any:
         return tuple(prims.exp(prims.slice(x, 0, i, i + 10)) for i in range(110, -1, -10))

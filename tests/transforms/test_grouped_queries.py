@@ -114,7 +114,7 @@ def test_another_number_of_times_for_key_than_for_value_stays() -> None:
 
 
 def test_where_torch_takes_its_composition_heads_stay_repeated() -> None:
-    """It would repeat them again."""
+    """The composition would repeat them again."""
     with sdpa_kernel(SDPBackend.MATH):
         jitted = forge.jit(attend(repeat_kv), executors=["torch"])
         jitted(*qkv())
@@ -122,7 +122,7 @@ def test_where_torch_takes_its_composition_heads_stay_repeated() -> None:
 
 
 def test_dropout_stays_as_it_is() -> None:
-    """Under one seed the same values are dropped as in eager, which depends on the kernel."""
+    """With the same seed the same values are dropped as in eager, which depends on the kernel."""
     function, args = attend(repeat_kv, dropout_p=0.5), qkv()
     jitted = forge.jit(function, executors=["torch"])
     torch.manual_seed(0)

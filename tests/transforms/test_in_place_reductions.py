@@ -130,7 +130,7 @@ def test_the_default_configuration_reduces_in_place() -> None:
 
 
 def test_memory_that_a_region_reads_later_is_not_written() -> None:
-    """A region reads what a kernel laid out in row-major order: the result itself, where it is so."""
+    """A region reads the result that a kernel laid out in row-major order, which may be the result itself."""
     group = group_of_one()
 
     def function(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -159,7 +159,7 @@ def test_memory_of_an_input_that_is_written_in_place_is_not_written() -> None:
 
 
 def test_memory_of_a_function_of_the_users_is_not_written() -> None:
-    """It may keep its argument."""
+    """The function may keep its argument."""
     mine, group, kept = OperatorExecutor("mine"), group_of_one(), []
     mine.register_implementation(torchlang.silu, lambda x: kept.append(x) or nn.functional.silu(x))
 

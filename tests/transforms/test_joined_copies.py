@@ -201,7 +201,7 @@ def write(a: Any, b: Any, x: Any, y: Any) -> Any:
 
 
 def test_complex_copies_stay_apart() -> None:
-    """Torch's function writes to no conjugated view."""
+    """torch's function does not write to conjugated views."""
     assert written(joined(write, *inputs(dtype=torch.complex64))) == ["copy_", "copy_"]
 
 
@@ -246,7 +246,7 @@ def test_batch_norms_write_their_statistics_together(grad: bool, options: dict[s
 
 
 def test_writes_that_autograd_records_stay_apart() -> None:
-    """Both are the epilogue's: gradients flow from what is written."""
+    """Both are in the epilogue: gradients flow from the written values."""
 
     def program(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> None:
         a.mul_(x)

@@ -51,7 +51,7 @@ def test_an_owned_input_that_is_returned_lives() -> None:
 
 
 def test_values_are_really_freed_while_the_program_runs() -> None:
-    """The second call sees the first one's argument gone."""
+    """At the second call, the first one's argument is freed."""
     alive: list[bool] = []
     references: list[weakref.ref] = []
 

@@ -171,7 +171,7 @@ def test_torchs_own_linear_cross_entropy_is_found() -> None:
 
 
 def test_two_heads_with_one_weight_are_two_calls() -> None:
-    """Several predicted tokens: the weight's gradients add up."""
+    """This occurs with several predicted tokens: the weight's gradients add up."""
     same(lambda h, w, y: gpt2(h, w, y) + 0.3 * gpt2(h.sin(), w, y), *arguments(), heads=2)
 
 

@@ -113,7 +113,8 @@ def test_a_call_is_computed_again_for_all_of_its_results_or_none(monkeypatch: py
 
 
 def test_what_a_saved_reduction_reads_is_saved_as_it_was() -> None:
-    """On a CPU sums of rows are saved. Hidden states in bfloat16, of which they are in float32, stay in bfloat16."""
+    """On a CPU, sums of rows are saved. Hidden states in bfloat16, which the sums read in float32, are saved in
+    bfloat16."""
 
     def layers(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         for weight in weights:

@@ -25,7 +25,7 @@ def after(function: Any) -> Trace:
 
 
 def test_what_reads_a_dropped_result_reads_what_replaces_it() -> None:
-    """In nested arguments, by keyword, in the calls inside of a composite and through several dropped calls."""
+    """The readers are in nested arguments, keywords, calls inside a composite, and behind several dropped calls."""
 
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.linear(torch.cat([x.relu().relu(), y]), weight=y.relu())

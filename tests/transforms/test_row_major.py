@@ -122,7 +122,7 @@ def test_a_stream_whose_strides_are_seen_stays(end: Callable) -> None:
 
 
 def test_a_stream_that_a_draw_begins_stays() -> None:
-    """Numbers are drawn in the order of memory."""
+    """Numbers are drawn in memory order."""
     linear, x = nn.Linear(8, 8), torch.randn(2, 8, 16)
     weight = torch.randn(8, 8, 1)
     program = lambda x: linear(F.dropout(F.conv1d(x, weight).transpose(1, 2))).sum(1)

@@ -113,7 +113,7 @@ def test_a_backward_may_run_twice_and_be_differentiated() -> None:
 
 
 def test_a_term_that_is_read_again_stays() -> None:
-    """The gradient of the head is a result of its own."""
+    """The gradient of the head is a separate result."""
 
     def both(weight: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         leaf = weight.detach().requires_grad_()

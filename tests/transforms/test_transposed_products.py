@@ -124,7 +124,7 @@ def test_a_product_that_is_also_read_as_it_is_stays() -> None:
 
 
 def test_a_transposition_that_is_a_product_now_is_no_base_of_another_operand() -> None:
-    """(a b)^T (c d)^T, each read once: both are computed as products, which the last product reads."""
+    """In (a b)^T (c d)^T, each read once, both are computed as products, which the last product reads."""
     trace = Trace()
     inputs = [trace.add_input(TensorProxy(name, (4, 4), torch.float64, torch.device("cpu"))) for name in "abcd"]
     with recording(trace, clang.language):

@@ -203,7 +203,7 @@ def test_an_index_out_of_range_leaves_the_input_as_eager_does() -> None:
 
 
 def test_a_cache_is_written_in_a_recording(device: str) -> None:
-    """Its version tells autograd, and nothing of it moves."""
+    """Its version counter informs autograd, and its memory does not move."""
 
     def step(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         keys.index_copy_(2, position, x.sin())

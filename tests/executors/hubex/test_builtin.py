@@ -67,7 +67,7 @@ def test_where_a_kernel_is_faster_may_change_without_verification_and_what_it_do
 
 
 def test_a_change_concerns_the_kernels_that_import_it_alone(tmp_path: Path) -> None:
-    """one.f calls a helper of shared.py, two.g nothing; a third file and what the package exports concern neither."""
+    """one.f calls a helper of shared.py, two.g nothing; a third file and the package's exports affect neither."""
     made = Repository(tmp_path, "one", "", kernel_name="f", **GELU)
     variant = made.folder / "build" / "torch-universal"
     manifest = made.folder / "forge_kernels.yaml"

@@ -75,7 +75,7 @@ def test_a_decorator_makes_a_kernel_that_is_called_as_the_function() -> None:
 
 
 def test_a_kernel_of_a_shipped_pattern_with_its_own_backward() -> None:
-    """Without `args`, a backward gets the gradient, what the kernel is called with, and what was saved by name."""
+    """Without `args`, a backward gets the gradient, the kernel's arguments, and the saved values by name."""
     grad = {"kernel_name": rms_backward, "forward": rms_forward, "saves": {"rstd": ["T", "[...]"]}}
     explained = trained(forge.kernel("pattern:rms_norm", rms, name="own", grad=grad, **SHAPES))
     assert operations(explained, "own") == ["hub.own.forward", "hub.own.backward"]
@@ -105,7 +105,7 @@ def test_a_backward_alone_gives_the_gradients_of_all_tensors() -> None:
 
 
 def test_the_kernel_itself_may_save() -> None:
-    """Then it always returns what it saves, which is left where no gradient is needed."""
+    """Then it always returns its saved values, which are dropped if no gradient is needed."""
     grad = {"kernel_name": rms_backward, "saves": {"rstd": [torch.float32, "[...]"]}}
     kernel = forge.kernel("pattern:rms_norm", rms_forward, name="own", grad=grad, **SHAPES)
     assert operations(trained(kernel), "own") == ["hub.own", "hub.own.backward"]

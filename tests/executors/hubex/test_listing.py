@@ -83,7 +83,7 @@ def test_a_verdict_on_disk_is_shown_in_another_process(tmp_path: Path, capsys: p
 
 
 def test_the_order_that_is_shown_is_the_order_of_claiming() -> None:
-    """Under whichever of its names an operator was declared: torch.add and aten::add.Tensor."""
+    """An operator may be declared under any of its names: torch.add and aten::add.Tensor."""
     options = {"dtypes": [torch.float32]}
     kernels = [
         forge.kernel("aten::add.Tensor", lambda self, other, alpha: self, name="late", device="cpu"),
@@ -109,7 +109,7 @@ def test_the_order_that_is_shown_is_the_order_of_claiming() -> None:
 
 
 def test_what_is_listed_of_a_source_is_what_an_executor_has_of_it(tmp_path: Path) -> None:
-    """`replace` drops what was declared before."""
+    """The key `replace` drops earlier declarations."""
     kernels = "  kernels: [{name: %s, kernel_name: 'python:torch.nn.functional:silu'}]\n"
     head = "forge_kernels: 1\nlibrary: {name: %s}\nops:\n- op: torch.nn.functional.silu\n"
     paths = [tmp_path / "a.yaml", tmp_path / "b.yaml"]

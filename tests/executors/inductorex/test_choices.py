@@ -105,7 +105,7 @@ def test_many_values_are_added_to_few_by_torch(rows: int, added: int, few: bool)
 
 
 def test_a_region_keeps_its_scatters_into_zeros() -> None:
-    """A program writes to such zeros; a region has no calls that write to their arguments, and loses none."""
+    """A program writes to such zeros in place; a region has no in-place calls, so it keeps these."""
 
     def spread(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         zeros = prims.full((5, 3), 0, torch.float32, torch.device("cpu"))

@@ -155,7 +155,7 @@ def _compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.Graph]:
 
 
 def test_values_stay_in_registers_also_where_another_process_compiles_them() -> None:
-    """A graph that was rebuilt is compiled with the settings of its interpolations: nothing in float32 is written."""
+    """A rebuilt graph is compiled with the settings of its interpolations: nothing in float32 is written to memory."""
 
     def join(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         bilinear = INTERPOLATIONS[torch.ops.aten.upsample_bilinear2d.default]

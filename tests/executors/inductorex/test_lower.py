@@ -344,7 +344,7 @@ def test_infinities_are_divided_as_torch_does() -> None:
 
 
 def test_two_opaque_calls_with_backwards_of_their_own_are_told_apart() -> None:
-    """A backward of one gives one gradient, of the other two: z.exp() and a product, of complex numbers."""
+    """The backward of one returns one gradient, that of the other two: z.exp() and a product, of complex numbers."""
     function = lambda z: (z.exp() * z.conj()).abs().pow(2).sum()
     z = torch.randn(3, dtype=torch.complex64, requires_grad=True)
     found, expected = [second_gradient(each, z) for each in (forge.jit(function, executors=EXECUTORS), function)]
@@ -411,7 +411,8 @@ def test_what_inductor_warns_of_its_kernels_reaches_nobody(monkeypatch: pytest.M
 
 
 def test_no_kernel_reduces_rows_and_columns_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such kernels of Inductor leave results unwritten; what they compute on a GPU is in tests/gpu/reductions.py."""
+    """Such kernels of Inductor leave results unwritten; their results on a GPU are tested in
+    tests/gpu/reductions.py."""
     compile_fx_inner, seen = lower.compile_fx_inner, []
 
     def noting(*args: Any, **options: Any) -> Any:
@@ -426,7 +427,7 @@ def test_no_kernel_reduces_rows_and_columns_at_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_pooling_to_one_of_channels_beside_each_other_is_fused() -> None:
-    """torch's kernel ends by giving its result other strides in place, where they say nothing."""
+    """torch's kernel changes its result's strides in place at the end, where they have no meaning."""
 
     x = torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
     region = forge.trace(lambda h: (torch.nn.functional.adaptive_avg_pool2d(h, (1, 1)),), x)
@@ -453,7 +454,7 @@ def test_a_median_of_one_element_is_compiled(name: str, requires_grad: bool) -> 
 
 
 def test_what_torch_calls_for_a_part_of_a_call_does_not_take_the_name_of_another_part() -> None:
-    """expand(unsqueeze(x)) for a broadcast has a value that the call does not have."""
+    """expand(unsqueeze(x)) for a broadcast has an intermediate value that the call does not have."""
 
     def body(x: TensorProxy) -> TensorProxy:
         doubled = x + x

@@ -119,7 +119,7 @@ def test_what_is_saved_is_less_and_gradients_are_the_same(memory: str) -> None:
 
 
 def test_nothing_runs_beside_a_program_that_was_not_called() -> None:
-    """A process may fork between forge.jit and the first call: a thread that compiles would leave its locks behind."""
+    """A process may fork between forge.jit and the first call: a compiling thread would leave its locks held."""
     before = set(threading.enumerate())
     forge.jit(lambda x: torch.exp(x) * 2)
     assert set(threading.enumerate()) == before
@@ -152,7 +152,7 @@ def test_batched_gradients_are_torchs(cache: bool) -> None:
 
 
 def test_what_torch_negates_where_it_is_read_is_negated() -> None:
-    """The imaginary part of a conjugate, inside of a program, given to it, and as a gradient."""
+    """The imaginary part of a conjugate is used inside a program, as its input, and as a gradient."""
 
     def inside(z: torch.Tensor) -> torch.Tensor:
         return (z.conj().imag + 1).relu() * z.real

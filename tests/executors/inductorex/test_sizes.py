@@ -306,7 +306,7 @@ def test_indices_of_known_lengths_are_expanded_to_a_symbolic_one(name: str, fail
 
 
 def test_what_a_program_knows_of_lengths_is_no_guard_of_another() -> None:
-    """Inductor's cache guards what it was known when a region was compiled, though the region does not need it."""
+    """Inductor's cache guards on all facts known when a region was compiled, even if the region does not need them."""
 
     def below_20(x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] < 20 and x.shape[0] % 3 == 0:
@@ -325,7 +325,7 @@ def test_what_a_program_knows_of_lengths_is_no_guard_of_another() -> None:
 
 
 def test_a_sum_of_a_symbolic_length_that_is_no_loop_of_vectors_is_in_a_region(failures: list[Exception]) -> None:
-    """Inductor asks whether the length is above 4096."""
+    """Inductor checks whether the length is above 4096."""
     jitted = forge.jit(lambda x: (x.norm(), x.std(0)), cache=False)
     for length in (4, 7, 5000):
         x = torch.randn(length, 6, requires_grad=True)
@@ -337,7 +337,7 @@ def test_a_sum_of_a_symbolic_length_that_is_no_loop_of_vectors_is_in_a_region(fa
 
 
 def test_pooling_to_one_element_of_images_whose_channels_lie_beside_each_other(failures: list[Exception]) -> None:
-    """As BiT ends: the kernel of a convolution lays its result out, and pooling in place, by the number of images."""
+    """BiT ends so: the layout of a convolution's result, and in-place pooling, depend on the number of images."""
 
     def pooled(x: torch.Tensor, kernel: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         kernel = F.batch_norm(kernel.reshape(1, 32, -1), None, None, training=True).reshape_as(kernel)

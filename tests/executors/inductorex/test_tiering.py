@@ -343,7 +343,7 @@ def test_small_is_what_costs_more_to_call_than_to_compute() -> None:
 
 
 def test_a_program_that_keeps_a_gpu_busy_longer_than_its_calls_take_is_not_small() -> None:
-    """2048 wide, the work takes 0.39 ms and the calls 0.16; a CPU, which does one after the other, would gain."""
+    """At width 2048, the work takes 0.39 ms and the calls 0.16 ms; a CPU, which runs them sequentially, would gain."""
     assert small(1400, 8, "cuda")
     assert not small(2048, 8, "cuda")
 

@@ -200,7 +200,7 @@ def test_a_gradient_that_is_wrong_for_a_transposed_one_is_found() -> None:
 
 
 def test_what_an_infinity_less_another_is_may_be_anything() -> None:
-    """Attention by blocks looks for a largest score, and has none where all are -inf."""
+    """Blockwise attention searches for a largest score, and has none if all are -inf."""
 
     def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> torch.Tensor:
         right = F.softmax(input, dim, dtype=dtype)

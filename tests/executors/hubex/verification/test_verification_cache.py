@@ -114,7 +114,7 @@ def test_a_native_module_that_changed_is_verified_again(
 
 
 def test_a_module_that_is_not_as_its_file_is_verified_as_it_is(manifest: Callable, asked: list) -> None:
-    """The worker would import the file, which is right; what runs here is not."""
+    """The worker would import the file, which is correct; the running module is not."""
     kernel = manifest(verified_kernel="SCALE = 1.0\ndef f(x):\n    return F.gelu(x) * SCALE")
     sys.modules["verified_kernel"].SCALE = 2.0
     assert "values differ" in reason(kernel)
