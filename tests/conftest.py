@@ -90,7 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what the stages print now to tests/golden")
 
 
-_regions: list[int] = []  # how many each trace was cut into, while one test runs
+_regions: list[int] = []  # the number of regions of each trace, while one test runs
 _fused: set[str] = set()  # tests that compiled with a fusion executor
 _with_regions: set[str] = set()
 _errors: list[Exception] = []  # of regions that Inductor could not compile, while one test runs

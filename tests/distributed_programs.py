@@ -128,7 +128,7 @@ def order_of_collectives(rank: int) -> list[list[str]]:
     compiled = handle_of(jitted).latest
     return [
         [bound.symbol.name.rstrip("_") for bound in stages[-1].bound_symbols if Tag.EFFECT in bound.all_tags]
-        for stages in (compiled.traces, compiled.backward_traces)  # one may write in place in one process alone
+        for stages in (compiled.traces, compiled.backward_traces)  # one may write in place in only one process
     ]
 
 
@@ -329,7 +329,7 @@ def _total(x: torch.Tensor, place: Any) -> torch.Tensor:
 
 _SEQUENCE, _HIDDEN, _VOCABULARY = (2, 4, 6), (6,), (8, 6)
 CUT: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[Any, Any]]]] = {
-    # of each: a function, and its arguments' shapes ("words": a batch of numbers of words) and placements
+    # for each: a function, and its arguments' shapes ("words": a batch of word indices) and placements
     "view": (lambda x: x.view(2, 4, 8, 2).transpose(1, 2).flatten(2).sin(), [((2, 4, 16), Shard(2))]),
     "heads": (lambda x: x.unflatten(-1, (-1, 4)).permute(0, 2, 1, 3).contiguous(), [((2, 4, 16), Shard(2))]),
     "rows of an embedding": (

@@ -41,7 +41,7 @@ def _loss(x: torch.Tensor, words: torch.Tensor, **how: Any) -> torch.Tensor:
 
 _SEQUENCE, _WORDS = (2, 4, 6), (2, 4)
 FUNCTIONS: dict[str, tuple[Callable[..., Any], list[tuple[Any, Any]]]] = {
-    # of each: a function, and its arguments' shapes ("words": a batch of numbers of words) and placements
+    # for each: a function, and its arguments' shapes ("words": a batch of word indices) and placements
     "dropout": (lambda x: F.dropout(x, 0.5) * x, [(_SEQUENCE, Shard(1))]),
     "dropout of what all have": (lambda x: F.dropout(x, 0.5) * x, [(_SEQUENCE, Replicate())]),
     "random numbers": (lambda x: torch.rand_like(x) * x + torch.randn_like(x), [(_SEQUENCE, Shard(0))]),

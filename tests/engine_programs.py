@@ -337,7 +337,7 @@ def trained_by_trainer(
         "gradient_accumulation_steps": 2,
         "max_steps": 4,
         "learning_rate": 0.1,
-        "adam_epsilon": 0.1,  # or steps are as large for gradients that are rounding alone
+        "adam_epsilon": 0.1,  # otherwise steps are as large for gradients that are only rounding error
         "eval_strategy": "steps",
         "eval_steps": 2,
         "save_steps": 2,

@@ -87,7 +87,7 @@ _SIZES = {
     "vocab_size": 64,
     "vocab_size_per_layer_input": 64,
 }
-_NONE = ("q_lora_rank", "sliding_window")  # where the config has none, so has the tiny one
+_NONE = ("q_lora_rank", "sliding_window")  # if the config has none, neither has the tiny one
 
 
 def _config(family: str) -> Any:

@@ -264,7 +264,7 @@ def whole_numbers(rank: int) -> list[torch.dtype]:
     return [each.dtype for each in (*model(), *forge.jit(model)())]
 
 
-# what is refused
+# refusals
 
 
 def _plain() -> nn.Module:

@@ -406,7 +406,7 @@ def _recorded() -> Iterator[list[tuple[str, list[tuple[int, ...]]]]]:
         yield told
 
 
-_SAME_EXECUTORS = "Frozen", "Checkpointed"  # models of which other executors gather other parameters again
+_SAME_EXECUTORS = "Frozen", "Checkpointed"  # models whose regathered parameters depend on the executors
 
 
 def order_of_messages(rank: int, kind: str, bucket_mb: float) -> tuple[list[Any], list[Any]]:
@@ -415,7 +415,7 @@ def order_of_messages(rank: int, kind: str, bucket_mb: float) -> tuple[list[Any]
     executors = ["torch"] if rank and kind not in _SAME_EXECUTORS else ["inductor", "torch"]
     jitted = forge.jit(shard(_model(MODELS[kind]), policy=policy), executors=executors, cache=False)
     before = _train(jitted, rank=0, steps=2)
-    with _recorded() as told:  # not while Dynamo looks at these functions
+    with _recorded() as told:  # not while Dynamo traces these functions
         return told, [*before, *_train(jitted, rank=0, steps=1)]
 
 
@@ -494,7 +494,7 @@ def _equal_states(first: torch.optim.Optimizer, second: torch.optim.Optimizer) -
     return bool(pairs) and all(torch.equal(whole(x), whole(y)) for x, y in pairs)
 
 
-# what is refused
+# refusals
 
 
 def _jitted() -> None:

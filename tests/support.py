@@ -29,7 +29,7 @@ TOLERANCE = {
 }
 
 NO_KERNEL = re.compile("\" not implemented for '")  # eager's error for a dtype without a kernel on a device
-ALIGNED = 64  # elements: kernels tell no more of an address apart
+ALIGNED = 64  # elements: kernels do not distinguish larger alignments
 
 
 def chosen_opinfos(config: pytest.Config) -> list[OpInfo]:
@@ -97,7 +97,7 @@ def refusal(info: OpInfo, sample: Sample) -> Exception | None:
 
 def fail_for_refused_samples(info: OpInfo, found: Sequence[Sample]) -> None:
     """Fail at the first sample that eager refuses for any reason but a missing kernel: it is an error of the OpInfo."""
-    with torch.random.fork_rng(devices=[]):  # a test's random values stay what they are
+    with torch.random.fork_rng(devices=[]):  # keep a test's random values unchanged
         refused = ((sample, refusal(info, sample)) for sample in found)
         for sample, error in refused:
             if error is not None and not NO_KERNEL.search(str(error)):

@@ -62,7 +62,7 @@ def _run(code: str, scope: dict, document: str, number: int) -> str:
 
 def _with_what_is_printed(document: str) -> str:
     """Return the document's text with the current output in every printed block."""
-    name = re.sub(r"\W", "_", document)  # its own: Dynamo keeps the first module that it found by a name
+    name = re.sub(r"\W", "_", document)  # a unique name: Dynamo keeps the first module that it finds by a name
     module = sys.modules[name] = types.ModuleType(name)
     printed = ""
 

@@ -21,7 +21,7 @@ EACH = 16  # one op of so many is checked by default
 LONG = {"_grouped_mm"}  # minutes
 WITHIN = (1e-5, 1e-6)
 
-# torch's own second gradient is another than the function's, and its gradgradcheck does not see it
+# torch's own second gradient is not the function's, which its gradgradcheck does not detect
 EAGER_IS_WRONG = ("embedding", "nn.functional.embedding")  # scale_grad_by_freq is forgotten
 
 # functions whose second gradient forge refuses, with its reason

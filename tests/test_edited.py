@@ -53,7 +53,7 @@ def test_the_programs_are_written_and_an_edited_one_runs(tmp_path: Path, caplog:
     explained = forge.explain(again)
     assert explained.edited == [str(path)] and f"edited: {path}" in str(explained)
     assert str(forge.last_traces(again)[-1]) == path.read_text()
-    result.sum().backward()  # of what forge generated
+    result.sum().backward()  # of forge's generated code
 
 
 def test_an_edited_backward_runs(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_a_gradient_of_an_integer_is_an_error() -> None:
         forge.grad(lambda x: x.sum())(torch.ones(2, dtype=torch.int64))
 
 
-# values that a function reads beside its arguments
+# values that a function reads besides its arguments
 
 
 @pytest.fixture

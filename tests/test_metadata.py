@@ -47,7 +47,7 @@ def _check(info: OpInfo, sample: Sample) -> None:
     inputs = Inputs(sample, differentiable_inputs(info, sample, changed), changed).sample
     try:
         _, compiled = Direct(info.op, executors=["torch"]).compile(inputs.args, inputs.kwargs)
-    except RuntimeError:  # torch refuses it, which other tests look at
+    except RuntimeError:  # torch refuses it, which other tests cover
         return
     with torch.no_grad():
         result = run(compiled.traces[-1], tensors_in((inputs.args, inputs.kwargs)))
@@ -57,7 +57,7 @@ def _check(info: OpInfo, sample: Sample) -> None:
             seeds = backward.inputs[len(tensors) + len(numbers) :]
             try:
                 run(backward, [*tensors, *numbers, *[torch.randn(x.shape).to(x.dtype) for x in seeds]])
-            except RuntimeError as error:  # or NotImplementedError, which is one; as in eager
+            except RuntimeError as error:  # or NotImplementedError, a subclass; as in eager
                 assert "derivative for" in str(error)
 
 

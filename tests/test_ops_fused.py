@@ -94,7 +94,7 @@ def _compare(info: OpInfo, device: str, dtype: torch.dtype, fuser: InductorExecu
         actual = flow_of(Direct(op, executors=[fuser, "torch"]), sample, wanted, changed)
         within = WITHIN.get(dtype)
         if info.name in SCALED and dtype == torch.float64:
-            within = (1e-6, 1e-6)  # sums of the gradients of their scales are rounded to float32
+            within = (1e-6, 1e-6)  # gradients of their scales are sums rounded to float32
         assert_same_flow(actual, expected, within=within, stride=True)
 
 

@@ -37,8 +37,7 @@ EVERY = 45
 FEW = 2  # samples that are captured
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# torch's kernels of a CPU lay these out otherwise than its kernels for fake tensors, by which strides are
-# known
+# torch's CPU kernels lay these out differently from its kernels for fake tensors, which determine the known strides
 LAID_OUT_OTHERWISE = ("nn.functional.logsigmoid", "nn.functional.batch_norm")
 
 # a rounding of each call of a decomposition, where torch's kernel rounds once

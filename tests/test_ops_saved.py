@@ -85,7 +85,7 @@ def _gradients(function: Callable, sample: Sample, place: int) -> tuple[Any, ...
     """Return the arguments' gradients, with one tensor of the call zeroed before the backward; None if torch refuses
     that."""
     inputs, results = _called(function, sample)
-    flowing = [each for each in results if each.requires_grad]  # in sums, whose backwards read nothing
+    flowing = [each for each in results if each.requires_grad]  # summed, because the backward of a sum reads nothing
     total = sum(x.sum(dtype=torch.complex64).real if x.is_complex() else x.sum() for x in flowing)
     try:
         [*inputs, *results][place].detach().zero_()

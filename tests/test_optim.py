@@ -190,7 +190,7 @@ def test_the_table_of_addresses_is_made_again_only_when_one_changes(monkeypatch:
     for _ in range(3):
         optimizer.step(), other.step()
     assert not made
-    kept = [param.grad for param in ours]  # so that their memory is not given again
+    kept = [param.grad for param in ours]  # so that their memory is not reused
     for one, theirs_ in zip(ours, theirs, strict=True):
         one.grad = theirs_.grad = torch.randn_like(one)
     optimizer.step(), other.step()

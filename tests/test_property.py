@@ -338,7 +338,7 @@ def views_and_writes(program: tuple[list, torch.Tensor, torch.Tensor]) -> None:
     agrees(_program(steps), x, y)
 
 
-@pytest.mark.filterwarnings("ignore:.*degrees of freedom")  # eager says it too
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")  # eager warns, too
 @pytest.mark.parametrize("count", [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_agrees_with_eager(name: str, count: int) -> None:

@@ -240,7 +240,7 @@ def test_every_prim_has_a_gradient_rule_or_needs_none() -> None:
     )
 
 
-# torch 2.11 has no second derivative of grid_sampler_2d, with which to compare
+# torch 2.11 has no second derivative of grid_sampler_2d to compare with
 _NOT_RECORDED = set() if TORCH >= (2, 13) else {"prims.grid_sampler_double_backward"}
 
 

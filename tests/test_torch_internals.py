@@ -152,7 +152,7 @@ def test_every_private_module_that_torch_internals_names_is_banned_elsewhere() -
 
 
 for _module in pkgutil.walk_packages(torch_internals.__path__, f"{torch_internals.__name__}."):
-    importlib.import_module(_module.name)  # the patches of Inductor are imported with the first region otherwise
+    importlib.import_module(_module.name)  # otherwise the patches of Inductor are imported with the first region
 
 
 def test_every_patch_is_written_in_torch_internals() -> None:

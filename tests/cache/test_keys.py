@@ -348,7 +348,7 @@ def test_an_operator_of_the_users_is_known_by_its_code() -> None:
         jitted = forge.jit(lambda x: times(x) + 1)
         torch.testing.assert_close(jitted(X), X * 2 + 1)
         assert is_cached(jitted) == found
-    times._init_fn = lambda x: x * 3  # as if the next process had other code for it
+    times._init_fn = lambda x: x * 3  # as if the next process had different code for it
     torch._dynamo.reset()
     jitted = forge.jit(lambda x: times(x) + 1)
     jitted(X)

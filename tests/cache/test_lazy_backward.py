@@ -284,7 +284,7 @@ def test_gradients_of_every_set_of_outputs_in_a_second_process(executors: str) -
     assert second == first.replace("cached 0", "cached 1")
 
 
-# the output whose gradient the first process asks for, the second one does not; an LSTM is an opaque call of a builtin
+# the first process requests the gradient of another output than the second; an LSTM is an opaque call of a builtin
 RECURRENT = """
 import sys
 import torch

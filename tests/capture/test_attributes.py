@@ -117,7 +117,7 @@ def by_setdefault(owner: Any, value: Any) -> Any:
 
 OF_DICTS = (by_membership, by_get, by_vars, by_count)
 OWNERS_OF_DICTS = ("module", "object", "function", "python module")
-OF_CLASSES = OF_DICTS if TORCH >= (2, 13) else ()  # Dynamo took what a class has for constant
+OF_CLASSES = OF_DICTS if TORCH >= (2, 13) else ()  # Dynamo assumed a class's attributes to be constant
 
 
 class Model(torch.nn.Module):
@@ -157,7 +157,7 @@ def test_an_attribute_that_comes_with_the_first_call_is_read_by_the_next(way: Ca
     ("way", "owner"),
     [
         *itertools.product([*OF_DICTS, by_setdefault], OWNERS_OF_DICTS),
-        *itertools.product(OF_CLASSES, ["class"]),  # which gives a view of its dict
+        *itertools.product(OF_CLASSES, ["class"]),  # which has a view of its dict
     ],
 )
 def test_what_a_dict_of_attributes_gains_is_seen(way: Callable, owner: str) -> None:

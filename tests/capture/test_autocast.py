@@ -109,7 +109,7 @@ def test_the_state_is_as_before_after_an_error() -> None:
 
 
 WEIGHT = torch.randn(5, 6)
-# a slice is laid out anew as it is converted, and torch multiplies it another way then
+# converting a slice changes its layout, and torch then multiplies it in another way
 OF_SLICES: dict[str, Callable] = {
     "linear": lambda x: F.linear(x[:, -2:], WEIGHT),
     "linear with a bias": lambda x: F.linear(x[:, -2:], WEIGHT, WEIGHT[:, 0]),

@@ -232,7 +232,7 @@ def test_batch_norm_in_half_precision(device, own, training):
 
 
 def test_batch_norm_statistics_follow_eager():
-    # in float64: what is left of the gradient of the norm's square is mostly rounding
+    # in float64: the gradient of the norm's square is mostly rounding error
     ours, eager = (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double() for _ in range(2))
     eager.load_state_dict(ours.state_dict())
     jitted = forge.jit(ours, fullgraph=True)
@@ -523,7 +523,7 @@ def test_enable_grad_means_nothing_in_inference_mode() -> None:
         assert jitted(x).requires_grad
 
 
-# views that show all of a tensor as it is: without grad, other tensors than the one whose history they have not
+# views of a whole tensor: without grad, they are other tensors without its history
 WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "view_as": lambda x: x.view_as(x),
     "view": lambda x: x.view(x.shape),
@@ -578,7 +578,7 @@ def test_no_gradient_flows_through_a_whole_view_that_was_made_without_grad(name:
 
 def test_hooks_of_an_input_that_no_gradient_reaches_are_not_called() -> None:
     def function(x, w):
-        _ = w * 3  # nobody reads it
+        _ = w * 3  # it is unused
         return x * w.detach()
 
     for call in (function, forge.jit(function, fullgraph=True)):
@@ -694,7 +694,7 @@ def test_a_checkpoint_in_a_graph_that_runs_in_eager_drops_the_same_once_more() -
     def function(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         y = checkpoint(lambda y: checkpoint(dropped, y, use_reentrant=False) + dropped(y), x, use_reentrant=False)
         shown = rows.expand(2, 3)
-        shown[0].add_(1)  # is refused: it shows its memory twice
+        shown[0].add_(1)  # is refused: it views its memory twice
         return y
 
     found, jitted = [], forge.jit(function)

@@ -47,7 +47,7 @@ def test_in_place_changes_views_and_numbers_are_let_be() -> None:
         y = x[1:].relu_()
         return y.t(), x.shape[0], buffer.sum().item()
 
-    x = (X * 8).round()  # whole numbers, whose sums are exact in any order
+    x = (X * 8).round()  # integers, whose sums are exact in any order
     torch.testing.assert_close(
         forge.jit(program, check="eager")(x.clone(), torch.zeros(3)), program(x.clone(), torch.zeros(3))
     )

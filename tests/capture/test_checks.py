@@ -64,7 +64,7 @@ def an_exception_of_the_users(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-ASSERTIONS: dict[str, Any] = {"torch": torch}  # pytest would write them anew in this file
+ASSERTIONS: dict[str, Any] = {"torch": torch}  # pytest would rewrite them in this file
 exec(
     """
 def assertions(x):
@@ -191,7 +191,7 @@ def narrowed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.narrow(0, y.sum().int().item(), 1) + 1
 
 
-ASSUMING = {  # and arguments under which what Dynamo assumes holds, and does not
+ASSUMING = {  # and arguments for which Dynamo's assumption holds, and does not
     joined: [((1, 2, 3, -1), (1, 2, 3)), ((1, 2, 3, 4), (1, 2, 3)), ((-1, -1, -1, 2, 3), (1, 2, 3))],
     viewed: [((1, 2, 3, 4), (2,)), ((1, 2, 3, 4), (3,)), ((1, 2, 3, 4), (0,))],
     made: [((1, 2), (3,)), ((1, 2), (-3,))],

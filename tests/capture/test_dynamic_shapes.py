@@ -184,7 +184,7 @@ def test_a_size_may_become_one_and_back(name: str, dynamic: bool | None) -> None
     assert forge.explain(jitted).graphs <= 4 and not handle_of(jitted).eager
 
 
-# the prompt and a token; the cache is one of fixed sizes, whatever the caller asks for
+# the prompt and a token; the cache has fixed sizes, whatever the caller requests
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.slow
 def test_generation_compiles_for_the_prompt_and_for_a_token(cache: str) -> None:
@@ -373,7 +373,7 @@ def test_random_numbers_of_a_symbolic_length_are_drawn_in_the_order_of_the_progr
             assert torch.equal(actual, expected)
 
 
-# whose kernels in C++ make integers of sizes where they are given fake tensors
+# whose C++ kernels specialize sizes of fake tensors
 WITH_KERNELS_IN_CPP = {
     "pad": lambda x: F.pad(x, (1, 1)) * 2,
     "unfold": lambda x: F.unfold(x, 2) * 2,
@@ -399,7 +399,7 @@ def test_a_program_is_compiled_once_for_all_sizes(name: str) -> None:
         torch.testing.assert_close(actual, expected)
         (wanted,), (found,) = (torch.autograd.grad(each.sum(), x) for each in (expected, actual))
         torch.testing.assert_close(found, wanted)
-    assert forge.explain(jitted).graphs == 2  # of the first sizes, and of all others
+    assert forge.explain(jitted).graphs == 2  # for the first sizes, and for all others
 
 
 @pytest.mark.parametrize("more", [1, -1], ids=["padded", "cut"])

@@ -40,7 +40,7 @@ def test_inference_runs_a_kernel_at_every_length() -> None:
         mask = create_block_mask(causal, None, None, length, length, device="cpu")
         inputs = qkv(length)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch warns of a call that is not compiled
+            warnings.simplefilter("error")  # torch warns about an uncompiled call
             actual = jitted(*inputs, mask)
         torch.testing.assert_close(actual, attend(*inputs, mask), rtol=1e-4, atol=1e-5)
     explained = forge.explain(jitted)

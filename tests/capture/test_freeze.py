@@ -119,7 +119,7 @@ def test_a_batch_norm_is_folded(layer: nn.Module, norm: nn.Module, shape: tuple,
     model = settled(Layers(copy.deepcopy(layer), copy.deepcopy(norm))).to(dtype)
     jitted = forge.jit(model, freeze=True)
     x = torch.linspace(-1, 1, torch.Size(shape).numel(), dtype=dtype).view(shape)
-    # in bfloat16 the folded weights are rounded once more, as a difference of that size in each of the products shows
+    # in bfloat16 the folded weights are rounded once more, which causes a difference of that size in each product
     same(jitted, model, x, **({"rtol": 0.05, "atol": 0.1} if dtype == torch.bfloat16 else {}))
     assert "torch.nn.functional.batch_norm" not in operations(jitted)
     assert any("batch norm norm in the weights of layer" in each for each in forge.explain(jitted).frozen)
@@ -492,7 +492,7 @@ def test_another_dtype_is_another_program() -> None:
     same(jitted, model, ROWS)
     model.double()
     same(jitted, model, ROWS.double())
-    assert sum(len(each._states) for each in handle_of(jitted).folded_weights()) == 1  # of the weights that there are
+    assert sum(len(each._states) for each in handle_of(jitted).folded_weights()) == 1  # of the existing weights
 
 
 def test_nothing_takes_the_place_of_memory_that_was_looked_at() -> None:
@@ -691,7 +691,7 @@ def test_threads_may_call_while_weights_change_between() -> None:
             model.k.weight.add_(1)
 
 
-WITHOUT = {"bloom", "mlp", "plain_attention"}  # nothing to fold; convolutions have their weights laid out for oneDNN
+WITHOUT = {"bloom", "mlp", "plain_attention"}  # nothing to fold; the weights of convolutions are laid out for oneDNN
 FAST = ("llama", "vit", "resnet")
 OURS = [name for name, make in MODELS.items() if make.__module__ == "tests.models.zoo"]
 ZOO = slow_except(OURS, *FAST)
@@ -710,7 +710,7 @@ def test_unmodified_models_follow_their_weights(name: str) -> None:
         torch.manual_seed(1)
         wanted = outputs(model(**arguments))
         assert len(made) == len(wanted)
-        # float32: other sizes of products add in another order
+        # float32: products of other sizes are summed in another order
         assert max(map(difference, made, wanted)) < 1e-5
     assert bool(forge.explain(jitted).frozen) is (name not in WITHOUT)
 
@@ -820,7 +820,7 @@ def test_a_batch_norm_of_dtypes_that_torch_refuses_is_refused(part: str) -> None
             each(x)
 
 
-# writes that torch does not count, to parts of a weight of which one element is looked at
+# writes without a version bump, to parts of a weight of which one element is compared
 
 
 class Large(nn.Module):

@@ -64,7 +64,7 @@ def test_tokens_are_those_of_eager_by_a_few_programs(family: str, left: Any) -> 
     history = handle_of(jitted, "test").history
     assert (
         history.graphs <= 4
-    )  # of prompts: of one length, of any, without a mask where transformers drops it; of a token
+    )  # for prompts: of one length, of any, without a mask if transformers drops it; for a token
     assert not history.graph_breaks
     assert not left()
 

@@ -201,7 +201,7 @@ def test_generations_of_other_lengths_use_the_memory_of_earlier_ones(monkeypatch
     monkeypatch.setattr(decoding_state, "_memory_for", lambda device: 2**20)  # as on a GPU
     model = _model()
     jitted = forge.jit(model)
-    for length in (30, 12, 50):  # what an earlier one left there is behind the mask
+    for length in (30, 12, 50):  # leftovers of an earlier one are masked
         source = _source(2, length)
         assert torch.equal(tokens_of(jitted, source, 20, **_SAMPLED), tokens_of(model, source, 20, **_SAMPLED))
     assert len(jitted._forge_loop._states._free) == 1

@@ -103,7 +103,7 @@ def test_a_double_backward_asks_as_late(name: str) -> None:
     assert seen == [] and forge.explain(jitted).graphs == 1
 
 
-# programs whose gradient rules ask what the program has not: the answers for the first size are wrong for another
+# programs whose gradient rules ask questions that the program has not: the first size's answers are wrong for another
 RULES: dict[str, tuple[Callable, list]] = {
     "an exponent": (lambda x, number: x**number, [3.0, 4.0, 2.0, 0.0, 3.0, 5.5]),
     "halves": (lambda x, number: torch.nn.functional.glu(x.repeat(number), 0), [2, 4, 6]),
@@ -124,7 +124,7 @@ def test_a_gradient_rule_that_asks_what_is_not_known_is_answered_for_each_size(n
 def slopes(function: Callable, x: torch.Tensor, number: float) -> tuple[torch.Tensor, ...]:
     """Return the first derivative and the second."""
     (first,) = torch.autograd.grad(function(x, number).sum(), x, create_graph=True)
-    if not first.requires_grad:  # the zeros that eager gives for x**0
+    if not first.requires_grad:  # the zeros of eager for x**0
         return first, torch.zeros_like(x)
     return first, torch.autograd.grad(first.square().sum(), x)[0]
 

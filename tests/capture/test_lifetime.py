@@ -177,7 +177,7 @@ def test_another_jitted_model_of_the_class_keeps_its_programs() -> None:
             torch.testing.assert_close(each(X), model(X))
 
 
-@pytest.mark.slow  # one after the other, as many as the limit
+@pytest.mark.slow  # as many as the limit, sequentially
 def test_deleted_jitted_models_leave_the_recompile_limit_to_others() -> None:
     for _ in range(torch._dynamo.config.recompile_limit + 1):
         assert programs_left(Breaking) == []

@@ -85,7 +85,7 @@ def test_a_program_logs_what_eager_logs(
     caplog.set_level(logging.INFO, log.name)
     jitted = forge.jit(function, dynamic=dynamic)
     assert records(jitted, caplog) == records(function, caplog)
-    if function is told and not dynamic:  # where a length that is logged is no constant
+    if function is told and not dynamic:  # if a logged length is not constant
         assert not forge.explain(jitted).graph_breaks
 
 

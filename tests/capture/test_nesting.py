@@ -37,7 +37,7 @@ def gradients(call: Callable, module: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in module.parameters()]
 
 
-# another compiler around
+# inside another compiler
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from forge.torch_internals.patch import PATCHES, Patch, Scope
 from forge.torch_internals.versions import NEWEST, TORCH
 
 for _module in pkgutil.walk_packages(torch_internals.__path__, f"{torch_internals.__name__}."):
-    importlib.import_module(_module.name)  # the patches of Inductor are imported with the first region otherwise
+    importlib.import_module(_module.name)  # otherwise the patches of Inductor are imported with the first region
 
 PROBES: dict[str, Callable[[], bool]] = {}
 
@@ -457,7 +457,7 @@ def _regions_of_their_own(patch: Patch, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.usefixtures("_regions_of_their_own")
-@pytest.mark.failing_regions  # those of the program without the patch: `strict` raises the other's
+@pytest.mark.failing_regions  # those of the program without the patch: `strict` raises those of the other
 @pytest.mark.parametrize("patch", _PROBED, ids=str)
 @pytest.mark.one_in(3)
 def test_the_patch_is_needed(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from capture.programs.table import Jit, differences, no_jit, observed
 
 from tests.markers import slow_except
 
-EVERY = 6  # programs, one is compiled by default
+EVERY = 6  # one program in this many is compiled by default
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -23,7 +23,7 @@ def test_a_program_is_eagers(name):
 @pytest.mark.parametrize("name", slow_except(PROGRAMS, *[*PROGRAMS][::EVERY]))
 @pytest.mark.one_in(4)
 def test_a_compiled_program_is_eagers(name):
-    torch._dynamo.reset()  # else the code of a program is compiled too often
+    torch._dynamo.reset()  # otherwise the code of a program is compiled too often
     check_program(name)
 
 

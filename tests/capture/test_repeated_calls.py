@@ -41,7 +41,7 @@ def test_a_call_that_ran_one_program_twice_is_repeated() -> None:
 @pytest.mark.parametrize(
     "inputs",
     [
-        lambda x, i: (x, W, i),  # a number that counts
+        lambda x, i: (x, W, i),  # a number that increases
         lambda x, i: (x, W.clone()),  # a weight that is replaced
         lambda x, i: (x, x),
         lambda x, i: (x.clone(), W),

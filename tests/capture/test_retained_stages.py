@@ -108,7 +108,7 @@ def test_programs_of_a_function_that_dynamo_forgets_are_gone() -> None:
     assert len(programs) == 4
     torch._dynamo.reset()
     gc.collect()
-    assert [each() for each in programs[:-1]] == [None] * 3  # but for the latest, which last_traces shows
+    assert [each() for each in programs[:-1]] == [None] * 3  # except the latest, which last_traces returns
 
 
 def test_a_key_of_a_length_tells_graphs_apart_and_keeps_none_alive() -> None:

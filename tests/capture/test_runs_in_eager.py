@@ -289,7 +289,7 @@ def adds(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
-# torch reads the tensors in a sequence in C++, which fails on fake tensors alone
+# torch reads the tensors of a sequence in C++, which fails only for fake tensors
 BY_TENSORS: dict[str, Callable] = {
     "read": lambda x, i, j: x[:, (i, j)] + 1,
     "read by two": lambda x, i, j: x[(i, j), [j, i]] + 1,

@@ -116,7 +116,7 @@ def test_a_number_over_a_tensor_is_eagers_to_the_bit() -> None:
     assert torch.equal(forge.jit(lambda x: torch.div(3, x))(x), torch.div(3, x))
 
 
-# (a program of several outputs, the output of which there is a gradient): eager's backward from it reads no input
+# (a program of several outputs, the output with a gradient): eager's backward from it reads no input
 NOT_READ = {
     "a result that another output reads with x": (lambda x: (y := x.relu(), y * x), 0),
     "a value": (lambda x: (y := x.relu().exp(), (y * x).sum(), y.sum()), 2),

@@ -267,7 +267,7 @@ NATIVE = {name: function for name, function in FUNCTIONS.items() if name not in 
 }
 
 
-# torch itself cannot run the other one without data
+# torch itself cannot run the other without data
 CASES = [(name, dynamic) for name in NATIVE for dynamic in (False, True) if (name, dynamic) != ("jacfwd", True)]
 
 

@@ -34,7 +34,7 @@ def test_messages_are_on_the_device_and_results_where_the_policy_has_them() -> N
     assert devices == {
         "start_unshard": DEVICE,
         "finish_unshard": DEVICE,
-        "start_reduce": HOST,  # what it fills
+        "start_reduce": HOST,  # the memory that it fills
         "finish_reduce": HOST,
     }
 
@@ -54,7 +54,7 @@ def test_a_policy_that_is_no_bool_is_refused() -> None:
         ShardPolicy(cpu_offload="cpu")  # type: ignore[arg-type]
 
 
-# on a GPU, a group of one process copies as others do
+# on a GPU, a group of one process copies like any other
 
 
 def _train(model: Any, steps: int = 4) -> list[torch.Tensor]:
@@ -90,7 +90,7 @@ def test_training_gives_what_it_gives_without(jitted: bool, mixed: bool, nccl: N
         for parameter in sharded.parameters():
             assert parameter.device.type == ("cpu" if offload else "cuda")
             assert parameter.to_local().is_pinned() is offload
-    torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-4)  # Adam of CPUs rounds otherwise
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-4)  # Adam on CPUs rounds differently
 
 
 def test_parameters_may_change_once_a_forward_ended(nccl: None) -> None:

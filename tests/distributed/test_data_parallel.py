@@ -14,7 +14,7 @@ def test_gradients_are_sent_before_earlier_layers_have_theirs(executors: list[st
         for gradients in found["forge"]:
             torch.testing.assert_close(gradients, found["eager"], rtol=1e-4, atol=1e-5)
         events = found["events"]
-        for layer in (3, 2, 1):  # its gradient is there, and on its way, before the products of those before it
+        for layer in (3, 2, 1):  # its gradient is ready and being sent before the products of earlier layers
             there = events.index(f"layer {layer}")
             after = events[there : events.index(f"layer {layer - 1}")]
             assert "mm" in after

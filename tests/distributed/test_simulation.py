@@ -59,7 +59,7 @@ def test_a_ring_sends_all_but_one_part_of_what_is_gathered_and_reduced() -> None
     simulation = simulated()
     share = (RANKS - 1) / RANKS
     assert simulation.parameters == ALL
-    first = 4 * WIDTH * WIDTH  # whose weight no gradient reads
+    first = 4 * WIDTH * WIDTH  # whose weight is not read by any gradient
     assert simulation.sent_bytes("all_gather") == (2 * ALL - first) * 2 * share
     assert simulation.sent_bytes("reduce_scatter") == ALL * 4 * share
 
@@ -133,7 +133,7 @@ def test_a_tensor_parallel_model_sums_its_results_within_the_step() -> None:
     size, share = 512 * WIDTH * 4, (RANKS - 1) / RANKS
     forward = [each for each in simulation.messages if each.phase == "forward"]
     assert [(each.operation, each.sent) for each in forward] == [("all_reduce", 2 * size * share)] * 2
-    assert forward[0].exposed == forward[0].end - forward[0].start  # nothing runs meanwhile
+    assert forward[0].exposed == forward[0].end - forward[0].start  # nothing overlaps with it
     assert simulation.parameter_bytes[0] == 2 * 2 * 4 * WIDTH * WIDTH * 4 / RANKS
 
 
@@ -283,7 +283,7 @@ def test_the_table_and_the_figures_are_the_same() -> None:
     assert last.split() == ["exposed", "communication", *_exposed(simulation)]
 
 
-# what is refused
+# refusals
 
 
 class Branching(nn.Module):

@@ -45,7 +45,7 @@ def test_functions_of_cut_tensors_are_those_of_the_tensors_inside(what: str, pai
         torch.testing.assert_close(found["forge"], found["eager"])
 
 
-# transformers' own operator, which it calls where torch has no kernel for the dtype on the device
+# transformers' own operator, which it calls if torch has no kernel for the dtype on the device
 _TRANSFORMERS = {"torch.ops.transformers.grouped_mm_fallback"}
 
 

@@ -124,7 +124,7 @@ def test_rows_of_a_mask_begin_at_multiples_of_16_elements(name, length):
     found = attention._additive_mask(mask, OnAGpu(query), key)
     assert torch.equal(found, mask.expand(2, 4, 24, length))
     assert attention._is_aligned(found)
-    assert found.stride(0) == 0  # what is expanded stays so
+    assert found.stride(0) == 0  # expanded dims stay expanded
     assert attention._additive_mask(found, OnAGpu(query), key).data_ptr() == found.data_ptr()  # it is copied once
 
 

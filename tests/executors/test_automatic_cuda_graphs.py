@@ -312,7 +312,7 @@ def test_a_cache_that_is_replaced_now_and_then_is_recorded_again(device: str) ->
     with torch.no_grad():
         for _ in range(2 * cuda_graphs._MOST):
             ours, theirs = (torch.zeros(8, 4, device=device) for _ in range(2))
-            held.append(ours)  # so that the next one is elsewhere
+            held.append(ours)  # so that the next one has another address
             for at in range(MANY):
                 x, position = torch.randn(4, 4, device=device), torch.tensor([at % 8], device=device)
                 torch.testing.assert_close(jitted(x, ours, position), step(x, theirs, position))
@@ -426,7 +426,7 @@ def test_results_are_handed_out_in_turn(device: str, cheap: bool, monkeypatch: p
         call_often(jitted, module, x)  # holds a result while the next one is computed
         assert recordings(jitted) == [2]
         addresses = {jitted(x).data_ptr() for _ in range(6)}
-        assert cheap or len(addresses) == 1  # nobody holds one
+        assert cheap or len(addresses) == 1  # none is held
         results = [jitted(x) for _ in range(6)]
         assert recordings(jitted) == [2 if cheap else 3]
         assert len(graphs(jitted)[0]._recorded) == (1 if cheap else 3)
@@ -456,7 +456,7 @@ def test_large_results_are_handed_out_while_the_caller_drops_them(
         if not held:
             del out
     forward, _ = graphs(jitted)
-    assert forward.recordings == 1 + held  # another one, of which the results are copied
+    assert forward.recordings == 1 + held  # another one, whose results are copied
     (recorded,) = forward._recorded
     assert recorded.results.handing_out is (HandingOut.COPIES if held else HandingOut.LARGE)
     assert held or len(set(addresses[-4:])) == 1

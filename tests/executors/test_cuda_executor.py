@@ -166,7 +166,7 @@ def test_a_mask_is_laid_out_in_rows(batch: int | None) -> None:
     rows = with_rows(mask)
     assert torch.equal(rows, mask)
     assert rows.stride()[1:] == (30, 6, 1)
-    assert batch is None or rows.stride(0) == 0  # what is expanded stays so
+    assert batch is None or rows.stride(0) == 0  # expanded dims stay expanded
     plain = torch.randn(1, 1, 5, 6).expand(3, 4, 5, 6)
     assert with_rows(plain) is plain
     row = torch.randn(5, 1).expand(5, 6)
@@ -175,7 +175,7 @@ def test_a_mask_is_laid_out_in_rows(batch: int | None) -> None:
 
 def test_attention_with_a_mask_is_given_rows() -> None:
     (candidate,) = cudaex.candidates(torchlang.scaled_dot_product_attention)
-    assert candidate.low_priority  # of keys that are repeated, say
+    assert candidate.low_priority  # for example, of repeated keys
     query, mask = _proxy(2, 4, 5, 8), _proxy(1, 4, 5, 6)
     assert candidate.checker is not None
     assert candidate.checker(query, query, query, mask) is True

@@ -57,7 +57,7 @@ class Again:
 
 def _overwrite(memory: Sequence[tuple[int, int]]) -> None:
     for address, size in memory:
-        ctypes.memset(address, 255, size)  # numbers that are not a number
+        ctypes.memset(address, 255, size)  # NaNs
 
 
 class Double:

@@ -210,7 +210,7 @@ def test_half_precision_has_the_buffer_of_weights_made_once(device: str) -> None
     module, (x,) = tagger(nn.LSTM, {}, device, torch.bfloat16), sequences(device, dtype=torch.bfloat16)
     jitted = forge.jit(module, executors=["torch"])
     torch.testing.assert_close(results_of(jitted, module, x), results_of(module, module, x), rtol=2e-2, atol=2e-2)
-    if uses_cudnn(jitted):  # torch takes cuDNN for bfloat16 since 9.13
+    if uses_cudnn(jitted):  # torch uses cuDNN for bfloat16 since 9.13
         assert forge.last_traces(jitted)[-1].show(9).count("cudnn_rnn._flatten(") == 1
         assert "cudnn_rnn._flatten(" not in forge.last_backward_traces(jitted)[-1].show(9)
 

@@ -133,7 +133,7 @@ def no_results(input: torch.Tensor, inplace: bool = False) -> None:
 
 
 def raises_an_index_error(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-    raise IndexError("inside")  # which Dynamo takes for the program's own
+    raise IndexError("inside")  # which Dynamo treats as the program's own
 
 
 @pytest.mark.parametrize(

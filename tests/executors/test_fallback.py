@@ -95,7 +95,7 @@ def test_one_that_fails_later_is_left_too() -> None:
         torch.testing.assert_close(jitted(*two()), activated(*two()))
     calls, failing.error = failing.calls, None
     torch.testing.assert_close(jitted(*two()), activated(*two()))
-    assert failing.calls == calls  # though it would work again
+    assert failing.calls == calls  # although it would work again
 
 
 def test_explain_says_who_runs_the_calls_and_why() -> None:

@@ -65,7 +65,7 @@ def test_a_region_that_is_not_complete_in_the_end_is_left_to_the_next_executor()
     who = {made.operation.rpartition(".")[2]: made for made in handle_of(jitted).reports[-1].claims}
     assert who["mul"].executor == "late" and who["cos"].executor == "torch"
     assert ("late", "its kernel did not build") in who["cos"].declined
-    assert late.fused == 2  # the other one was not made again
+    assert late.fused == 2  # the other one was not fused again
 
 
 def test_a_trace_that_is_claimed_by_hand_can_be_called() -> None:

@@ -105,7 +105,7 @@ def feed_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Ten
 SHAPES = (4, 8), (8, 8), (8,)
 
 
-# which is kept
+# the candidate that is kept
 
 
 def test_a_product_that_is_faster_with_its_epilogue_is_one_region(timer: Timer, fuser: Fuser) -> None:
@@ -120,7 +120,7 @@ def test_a_product_that_is_faster_with_its_epilogue_is_one_region(timer: Timer, 
 def test_a_product_whose_parts_are_faster_runs_as_before(timer: Timer, fuser: Fuser) -> None:
     timer.seconds = {"products": SLOW, PARTS: FAST}
     told = measured(feed_forward, *randn(*SHAPES), executors=[fuser, "torch"])
-    assert who(told) == ["torch", "torch"]  # one call is no region
+    assert who(told) == ["torch", "torch"]  # one call does not make a region
     assert ("products", "measured: 40.0 µs against 10.0 µs of its parts") in told.rows[0].declined
     assert timer.asked == [["products", PARTS]]
 
@@ -137,7 +137,7 @@ def test_inductor_has_no_products_where_their_rounding_or_edges_are_checked(opti
     assert resolve_options(**given).product_executors == []
 
 
-# what a call has
+# conditions on a call
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_neighbours_of_an_epilogue_are_measured_with_it(timer: Timer, fuser: Fus
     assert len(told.measured) == 1
 
 
-# what is measured
+# measurements
 
 
 def test_layers_that_are_alike_are_measured_once(timer: Timer, fuser: Fuser) -> None:
@@ -423,7 +423,7 @@ def test_a_search_among_several_prints_nothing(
 @pytest.mark.usefixtures("compiled_regions")
 @pytest.mark.skipif(not inductorex.is_available(), reason="there is no C++ compiler for its kernels")
 def test_inductor_has_no_template_in_cpp_for_weights_that_change(timer: Timer) -> None:
-    inputs = randn((16, 8), *SHAPES[1:])  # of few rows, a linear layer is no product
+    inputs = randn((16, 8), *SHAPES[1:])  # a linear layer of few rows is not a product
     told = measured(feed_forward, *inputs, executors=["inductor", "torch"])
     reason = "Inductor's C++ template for aten.addmm.default takes constant weights only"
     assert ("inductor-products", reason) in told.rows[0].declined and timer.asked == []

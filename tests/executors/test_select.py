@@ -122,7 +122,7 @@ def who(told: Any, phase: str = "forward") -> list[str]:
     return [row.executor for row in told.rows if row.phase == phase]
 
 
-# which candidate is kept
+# the candidate that is kept
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [((FAST, SLOW), "mine"), ((SLOW, FAST), "torch")])
@@ -266,7 +266,7 @@ def test_forward_and_backward_are_measured_where_a_gradient_flows(
     assert all(kept in who(told, phase) for phase in ("forward", "backward"))
     (found,) = told.measured
     assert found.gradients and found.choice == (kept if kept == "own" else PARTS)
-    assert ran.count("backward") >= 2  # it ran when it was measured, with the gradient that the program wants
+    assert ran.count("backward") >= 2  # it ran when it was measured, with the gradient that the program needs
 
 
 def test_a_gradient_is_measured_of_the_arguments_that_need_one(timer: Timer) -> None:

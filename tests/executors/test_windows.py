@@ -384,5 +384,5 @@ def test_flash_attention_within_a_window(
     eager = run(masked, torch.bfloat16)
     for own, other, exact in zip(found, eager, expected, strict=True):
         error, allowed = ((x.double() - exact).abs().max().item() for x in (own, other))
-        rounding = torch.finfo(torch.bfloat16).eps * exact.abs().max().item()  # of probabilities, in any kernel
-        assert error <= 2 * allowed + rounding + 1e-5  # a position that sees itself alone has gradients of 0
+        rounding = torch.finfo(torch.bfloat16).eps * exact.abs().max().item()  # for probabilities, in any kernel
+        assert error <= 2 * allowed + rounding + 1e-5  # a position that only sees itself has gradients of 0

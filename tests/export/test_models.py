@@ -23,7 +23,7 @@ QUICK = ["llama"]
 NAMES = slow_except(MODELS, *QUICK)
 LABELS = ("labels", "return_loss")
 
-# What torch.export does not take, by the first words of its reason.
+# Models that torch.export refuses, by the first words of its reason.
 NOT_EXPORTED = {
     "led": "GuardOnDataDependentSymNode",
     "normalizing_flow": "GuardOnDataDependentSymNode",
@@ -32,7 +32,7 @@ NOT_EXPORTED = {
     "informer": "ValueError: Attention mask",
     "speecht5": "RuntimeError: Found",
 }
-# Models whose first dim is no batch: of a graph, nodes and edges; or one that is compared with a number.
+# Models whose first dim is not a batch: nodes and edges of a graph; or one that is compared with a number.
 STATIC = {"graph_convolution", "graph_attention", "message_passing", "vq_vae", "xlnet"}
 # Models that call operators of the transformers library, which a process has to import.
 LIBRARY = {"qwen3_moe", "phimoe", "mixtral", "olmoe", "granitemoe", "gpt_oss", "deepseek_v3"}

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 import forge
 from tests.fuzz.programs import Line, Program
 
-UNITS = 16  # of the dtype's eps, of the largest value: what a sum in another order may be off by
+UNITS = 16  # in the dtype's eps times the largest value: the error of a sum in another order
 NUDGES = 8
 GATHERS = (".gather(", "take_along_dim(")
 FILE = "<fuzz "
@@ -137,7 +137,7 @@ def _compare(program: Program, sizes: tuple[int, int], expected: Outcome, actual
         if actual.error is None and str(expected.error).startswith("setStorage"):
             return "undefined"  # as_strided beyond the end of memory
         if actual.error is None and "refer to a single memory location" in str(expected.error):
-            return "raises in eager alone"  # of views that overlap, or may do so: forge writes to no view
+            return "raises in eager alone"  # of views that overlap, or may overlap: forge does not write to views
         if actual.error is None:
             raise Difference(f"eager raises {expected.error!r}, forge nothing")
         return "raises"

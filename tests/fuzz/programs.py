@@ -134,7 +134,7 @@ VIEWS = (
     "{v}.squeeze()", "{v}[:, None]", "{v}.as_strided((2,), (1,))", "{v}.clone()", "{v}.unflatten(-1, (2, -1))",
     "{v}[:-1]", "{v}.repeat(2, *[1] * {v}.ndim)", "{v}[..., -1]", "{v}.reshape({v}.numel())",
 )  # fmt: skip
-# none through v.data, of which a gradient reads the values before it and eager's those after it
+# none through v.data: a gradient reads the values before the write, eager's those after it
 WRITES = (
     "{v}.mul_(2)", "{v}.add_({w})", "{v}.copy_({w})", "{v}.zero_()", "{v}.fill_({n})", "{v}.clamp_(-1, 1)",
     "{v}.masked_fill_({w}, {n})", "{v}[0] = {w}", "{v}[..., 0] = {n}", "{v}[1:] = {w}", "{v}[{w}] = {n}",
@@ -159,7 +159,7 @@ COMMON = (
     "{v}.index_select({i}, {w})", "{v}.norm()", "{v}.relu()", "{v}.exp()", "{v}.sum(({i}, {j}))",
     "torch.einsum('...i,...i->...', {v}, {w})", "torch.maximum({v}, {w})", "{v}.to({w}.dtype)", "-{v}", "{v}.abs()",
     "torch.nn.functional.gelu({v})", "{v}.pow(2)", "{v}.float()",
-    # indices that count, and those within bounds
+    # counting indices, and those within bounds
     "{v}[torch.arange({v}.shape[0])]", "{v}[:, torch.arange(0, {v}.shape[1], 2)]", "{v}[torch.arange(1, {w}.shape[0])]",
     "{v}.index_select({i}, torch.arange({v}.shape[{i}]) + {n})", "{v}[torch.arange({v}.shape[0])[:, None] // 2]",
     "torch.nn.functional.embedding(torch.arange({v}.shape[0]).expand(2, -1), {v})", "{v}.gather({i}, {v}.argsort({i}))",

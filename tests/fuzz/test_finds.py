@@ -32,7 +32,7 @@ def through(view: Callable, value: Callable) -> Callable:
     return write
 
 
-# each fills all of a tensor: the result is no view of what was written, and has a place for each element
+# each fills a whole tensor: the result is not a view of the written value, and has no overlapping elements
 WHOLE_WRITES = {
     "copy_": lambda row: torch.ones(2, 3).copy_(row),
     "copy_ of one dtype to another": lambda row: torch.ones(2, 3, dtype=torch.bfloat16).copy_(row),
@@ -81,7 +81,7 @@ def test_copies_of_a_tensor_are_no_views_of_it_when_prims_run_them(repeated: Cal
 
 FIRST = torch.tensor([0, 1])
 COLUMN = torch.zeros(2, 1, dtype=torch.long)
-# in place, each keeps the layout of what it changes; its function gives a contiguous tensor
+# in place, each keeps the layout of the changed tensor; its function returns a contiguous tensor
 IN_PLACE = {
     "masked_fill_": lambda y: y.masked_fill_(y > 0, 1.0),
     "masked_scatter_": lambda y: y.masked_scatter_(y > 0, torch.ones(2, 3)),
@@ -112,7 +112,7 @@ def test_what_is_changed_in_place_keeps_its_layout(name: str, grad: bool) -> Non
         torch.testing.assert_close(found, wanted)
 
 
-# results that lie in row-major order, whatever the strides of x
+# results in row-major order, whatever the strides of x
 IN_ROW_MAJOR = {
     "copy_ to a new tensor": lambda x: torch.empty(2, 3).copy_(x),
     "copy_ to a result": lambda x: torch.atan2(torch.ones(2, 3), torch.ones(3)).copy_(x),
@@ -164,7 +164,7 @@ def test_what_shows_memory_that_was_written_to_keeps_its_layout(name: str, execu
         assert torch.equal(actual, expected)
 
 
-# of x of changing length, transposed, with what is expanded to it
+# of transposed x of changing length, with tensors expanded to it
 EXPANDED = {
     "a row and x": lambda x: x.sum(0).expand(x.shape) * x,
     "x and a row": lambda x: x * x.sum(0).expand(x.shape),
@@ -372,7 +372,7 @@ def test_what_as_strided_shows_of_a_view_of_a_row_shares_its_memory(shape: tuple
 
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-# whose kernels give other dtypes than torch's functions on fake tensors
+# functions whose kernels return other dtypes than on fake tensors
 MIXED = {
     "huber_loss": lambda x, y: F.huber_loss(x, y, reduction="none"),
     "huber_loss, mean": F.huber_loss,

@@ -24,7 +24,7 @@ def run(seed: int, examples: int, script: Path | None = None) -> Counter:
     """
     went: Counter = Counter()
     errors: list[Exception] = []
-    # a region that Inductor could not compile: its results are right, but it is a mistake
+    # a region that Inductor could not compile: its results are right, but it is an error
     compile_wait.notice = errors.append
 
     @hypothesis.seed(seed)

@@ -122,7 +122,7 @@ class Run:
                     return
                 limit, started = self.cases[name].seconds, time.monotonic()
                 said = worker.run(name, min(limit, rest))
-                if said["status"] == "hangs" and rest < limit:  # it had not its time
+                if said["status"] == "hangs" and rest < limit:  # it did not have its time
                     return
                 self._note({"name": name, **said, "seconds": round(time.monotonic() - started, 1)})
         finally:
@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     run(options.jobs)
     found = [run.found[name] for name in chosen if name in run.found]
     print(described(found, len(chosen), options.device))
-    if options.write:  # all that the state has, whichever cases were asked for
+    if options.write:  # all results in the state, whichever cases were requested
         whole = [run.found[name] for name in cases if name in run.found]
         text = described(whole, len(cases), options.device)
         options.write.write_text(written(options.write.read_text() if options.write.exists() else "", text))

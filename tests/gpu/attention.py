@@ -145,7 +145,7 @@ def _run_window(
         distance = positions - positions[:, None]
         mask = (distance >= -window[0]) & (distance <= window[1])
         out = masked(query, key, value, mask & padding if padded else mask, gain)
-        return out.masked_fill(~padding.mT, 0) if padded else out  # kernels differ in rows that see nothing
+        return out.masked_fill(~padding.mT, 0) if padded else out  # kernels differ in fully masked rows
 
     def flow(function: Callable, inputs: list, gain: torch.Tensor, gradient: torch.Tensor) -> list[torch.Tensor]:
         leaves = [each.detach().requires_grad_() for each in inputs]
@@ -199,7 +199,7 @@ def _run(
 
     def reference(draw: int | None) -> list[torch.Tensor]:
         wide, wide_gradient = nudged((inputs, gradient), dtype, draw)
-        if dropout:  # in float64, other numbers are drawn: eager's own results, for inputs that are off
+        if dropout:  # in float64, other numbers are drawn: use eager's own results for perturbed inputs
             narrow = [
                 each.to(dtype) if isinstance(each, torch.Tensor) and each.is_floating_point() else each for each in wide
             ]
@@ -258,7 +258,7 @@ def _inputs(
     given = None
     if mask.startswith("bool"):
         given = torch.rand(shape, device=device) > 0.3
-        given[..., 0] = True  # a row that attends to nothing is NaN, or not, by the kernel
+        given[..., 0] = True  # a row that attends to nothing is NaN or not, depending on the kernel
     elif mask.startswith("float"):
         given = torch.randn(shape, dtype=dtype, device=device)
     return [query, key, value, given, gain]

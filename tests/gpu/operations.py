@@ -89,7 +89,7 @@ def _exchanged(tree: Any, old: torch.dtype, new: torch.dtype) -> Any:
 
 def _values(flow: Any) -> list[Any]:
     if torch.cuda.is_available():
-        torch.cuda.synchronize()  # a collective's result is not there when its function returns
+        torch.cuda.synchronize()  # a collective's result is not ready when its function returns
     return [*tensors_in(flow.outputs), *flow.gradients]
 
 

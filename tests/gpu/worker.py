@@ -19,7 +19,7 @@ def main(name: str) -> None:
     device = torch.device(name, 0) if name == "cuda" else torch.device(name)
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # torch's own output is no answer
+    os.dup2(2, 1)  # torch's own output must not mix with answers
     known, warn_of_fallback = all_cases(), fusion.warn_of_fallback
 
     def record(what: str, runners: str, error: Exception, *rest: Any) -> None:

@@ -52,7 +52,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return {name: SECONDS[name] for name in runs}
 
     monkeypatch.setattr(timing, "time_candidates", fake)
-    monkeypatch.setattr(inductorex, "can_fuse", lambda bound: decline("not here"))  # it compiles for seconds
+    monkeypatch.setattr(inductorex, "can_fuse", lambda bound: decline("not here"))  # it takes seconds to compile
     return found
 
 

@@ -304,7 +304,7 @@ def test_a_builder_that_is_killed_leaves_nothing_in_the_way(answer: Sources, com
     builder.join(60)
     (left,) = left_in_cache()
     out = build.builds() / left / "out"
-    assert left.startswith(".acme-") and (out / "lock").exists()  # for which torch would wait
+    assert left.startswith(".acme-") and (out / "lock").exists()  # torch would wait for it
     hold.unlink()
     wait_for((out / "output.json").exists)  # its compiler lived on, and ended
     assert build._cached_library(build._plan(answer.read(), {}))[0] is None

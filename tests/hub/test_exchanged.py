@@ -161,7 +161,7 @@ def test_a_manifest_for_somebody_elses_repository_is_locked_with_it(
     assert [each.source for each in hub.read_lock(lock).kernels] == ["./theirs.yaml", "acme/gelu"]
     assert len(gather([lock])) == len(gather([manifest], lock=lock)) == 1
     assert cli.main(["kernels", "check", "--lock", str(lock)]) == 0
-    assert cli.main(["kernels", "lock", "-o", str(lock)]) == 0  # all that it holds, again
+    assert cli.main(["kernels", "lock", "-o", str(lock)]) == 0  # everything in it, again
     manifest.write_text(manifest.read_text().replace("where", "layout: {}, where"))
     for ask in (lambda: gather([lock]), lambda: gather([manifest], lock=lock)):
         with pytest.raises(hub.IntegrityError, match=r"theirs\.yaml is sha256:"):

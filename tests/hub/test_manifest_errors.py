@@ -351,7 +351,7 @@ def test_an_error_says_where_and_what(name: str) -> None:
 
 
 WITH_COMPANIONS = {
-    # one mistake that is two problems, because nothing below it can be understood
+    # one mistake that is two problems, because nothing nested in it can be read
     "misspelt key of the file",
     "text",
     "alias",
@@ -415,7 +415,7 @@ def test_errors_are_the_same_without_libyaml(text: str | bytes, monkeypatch: pyt
     assert problems(text) == found
 
 
-# kernels that are looked for
+# lookup of kernels
 
 
 def find(name: str) -> Any:

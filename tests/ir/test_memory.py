@@ -164,7 +164,7 @@ def test_a_write_gives_every_handle_of_the_storage_a_new_value() -> None:
     view, new = fresh(trace, 2, 3), fresh(trace, 6)
     memory.alias(view, x, ViewStep(show, (), {}, None, lambda base, value: pytest.fail("nothing to invert")))
     memory.write(x, new)
-    assert memory.read(x) is new and shown == []  # a view is replayed when it is read, and once
+    assert memory.read(x) is new and shown == []  # a view is replayed once, when it is read
     assert memory.read(view) is memory.read(view) and shown == [new]
     assert memory.dirty == [memory.ref(x).storage] and memory.ref(view).storage.version == 1
 

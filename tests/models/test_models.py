@@ -25,7 +25,8 @@ BREAKS = {"led", "prophetnet", "wav2vec2", "hubert"}
 BREAKS_IN_TRAINING = {"detr"}
 # Earlier releases of the library choose the layers to drop by a random number, which breaks the graph.
 ONE_GRAPH = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 23)
-# By default all models of zoo.py run and a sixth of the other files': every sixth, small ones in the place of large.
+# By default all models of zoo.py run and a sixth of the other files': every sixth, with small ones in place of large
+# ones.
 OTHERS = [name for name, make in MODELS.items() if make.__module__ != zoo.__name__]
 LARGE = {"led", "hubert", "qwen3_next", "speecht5", "time_series_transformer", "mobilenet_v2", "swinv2", "mamba2"}
 SMALL = {"graph_convolution", "graph_attention", "transformer_xl", "vae", "radiance_field", "yolos"}
@@ -126,7 +127,7 @@ def test_model_equals_eager(name, device, training, meta_checked):
     found = {key: both for key, both in found.items() if both[1] is not None}
     apart = [key for key, (ours, theirs) in found.items() if difference(ours, theirs) >= 1e-3]
     exact = exact_gradients(name, training, device) if apart else {}
-    for key in apart:  # gradients that all but cancel
+    for key in apart:  # gradients that almost cancel
         ours, theirs = (difference(each, exact[key]) for each in found[key])
         assert ours <= 2 * theirs, key
     for (key, ours), theirs in zip(model.named_buffers(), eager.buffers(), strict=True):

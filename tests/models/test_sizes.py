@@ -153,7 +153,7 @@ def test_prompts_of_several_lengths_are_continued(name: str, cache: str) -> None
     eager, jitted = copy.deepcopy(model), forge.jit(model)
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "use_cache": True}
     options["cache_implementation"] = cache
-    options["disable_compile"] = True  # else generate has torch.compile compile the model, too
+    options["disable_compile"] = True  # otherwise generate makes torch.compile compile the model, too
     for batch, length in SIZES[:3]:
         inputs = resized(arguments, batch, length)
         assert torch.equal(jitted.generate(**inputs, **options), eager.generate(**inputs, **options))

@@ -530,7 +530,7 @@ def test_another_loss_is_not_the_causal_one(name):
     assert names(LOSSES[name], x(torch.float32, 2, 5, 8), torch.randint(0, 8, (2, 5))) == []
 
 
-# where a site goes
+# the place of a site
 
 
 def test_a_site_waits_for_an_input_that_is_made_after_its_first_output():

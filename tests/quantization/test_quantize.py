@@ -22,7 +22,7 @@ TRANSFORMS = {
     "fp8": Float8WeightOnly(),
     "fp8 e5m2": Float8WeightOnly(torch.float8_e5m2),
 }
-# of a weight's values, the largest relative error: half a step of 127, 15 and 7, and of 3 and 2 bits of mantissa
+# the largest relative error of a weight's values: half a step of 127, 15 and 7, and of 3 and 2 bits of mantissa
 STEPS = {"int8": 255, "int8 in groups": 255, "int4": 29, "int4 symmetric": 14, "fp8": 16, "fp8 e5m2": 8}
 EVERY = pytest.mark.parametrize("name", TRANSFORMS)
 
@@ -312,7 +312,7 @@ def test_two_transforms_quantize_different_layers() -> None:
         torch.testing.assert_close(jitted(tokens(9)), dequantized(jitted)(tokens(9)))
 
 
-# what is not quantized
+# layers that are not quantized
 
 
 def test_a_filter_chooses_layers() -> None:

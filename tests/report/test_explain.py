@@ -399,7 +399,7 @@ def test_lines_of_tables_fit_whatever_names_are_long(width: int, monkeypatch: py
     def attention(a_tensor_of_a_long_name: torch.Tensor) -> torch.Tensor:
         return nn.functional.scaled_dot_product_attention(*[a_tensor_of_a_long_name] * 3, is_causal=True).relu()
 
-    jitted = forge.jit(attention, executors=["torch"])  # nobody declines: reasons are no tables
+    jitted = forge.jit(attention, executors=["torch"])  # no call is declined: reasons are not tables
     jitted(torch.ones(1, 2, 3, 4))
     _, *lines = str(forge.explain(jitted)).splitlines()
     assert max(map(len, lines)) <= width

@@ -14,7 +14,7 @@ from tests.sweep.entries import all_entries
 def main(checks: list[str]) -> None:
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # torch's own output is no answer
+    os.dup2(2, 1)  # torch's own output must not mix with answers
     for line in sys.stdin:
         name = line.strip()
         for check in checks:

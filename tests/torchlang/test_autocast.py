@@ -15,14 +15,14 @@ from tests.seeding import seed
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SAMPLES = 2
-# their values are whatever was there
+# their values are uninitialized memory
 UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "Tensor.new_empty", "Tensor.new_empty_strided")
 # eager rounds each value of their weights, and the terms of a sum may cancel
 ROUNDED = ("forge.linear_int8", "forge.linear_int4", "forge.linear_fp8")
-# eager rounds what it normalizes before the bias is added, and the two may cancel
+# eager rounds the normalized values before it adds the bias, and the two may cancel
 ROUNDED += ("native_group_norm", "_batch_norm_with_update")
 NOT_ON_CUDA = ("nn.functional.scaled_dot_product_attention.hidden_row",)
-# no conversion of the arguments does what autocast does inside of them: opaque calls under forge.jit
+# no conversion of the arguments reproduces autocast's effect inside them: opaque calls under forge.jit
 MIXED = {
     "ctc_loss",
     "gru",
@@ -42,7 +42,7 @@ MIXED = {
     "tensordot",
 }
 MIXED_ON_CUDA = {
-    "_batch_norm_with_update",  # at all: what cuDNN keeps is not known
+    "_batch_norm_with_update",  # at all: cuDNN's residuals are not known
     "cumulative_trapezoid",
     "lstm.dropout",
     "nn.functional.cross_entropy",
@@ -73,7 +73,7 @@ INSIDE = {
 
 
 if TORCH < (2, 13):
-    # a process group of one process that is not there leaves its results as they were
+    # a fake process group leaves its results unchanged
     UNSET += ("all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor", "unshard")
     MIXED |= {"nanquantile", "quantile", "Tensor.nanquantile", "Tensor.quantile"}
 

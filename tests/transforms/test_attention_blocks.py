@@ -31,7 +31,7 @@ def qkv(heads: tuple[int, int] = (2, 2), batch: int = 2, length: int = LENGTH) -
 
 def padding(batch: int = 2, length: int = LENGTH) -> torch.Tensor:
     mask = torch.ones(batch, length, dtype=torch.bool)
-    mask[0, length * 3 // 4 :] = False  # rows there see nothing at all
+    mask[0, length * 3 // 4 :] = False  # rows there are fully masked
     mask[-1, :5] = False
     return mask
 
@@ -116,7 +116,7 @@ def _stays(function: Callable, *inputs: torch.Tensor, **options: Any) -> bool:
 def test_other_masks_stay() -> None:
     inputs = qkv()
     assert _stays(attend(LENGTH, 0), *inputs, padding())  # causal
-    assert _stays(attend(300, 300), *inputs, padding())  # it sees too much
+    assert _stays(attend(300, 300), *inputs, padding())  # its window is too wide
 
     def either(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, band(16, 16)[None, None] | padding[:, None, None, :])

@@ -78,7 +78,7 @@ def test_constants_that_a_program_folds_are_known() -> None:
     trace = forge.trace(lambda x: x[torch.arange(3).pow(2)] * 2, torch.randn(5, 5))
     folded = fold_constants(trace, run=lambda each: [torch.tensor([0, 1, 4])])
     assert is_marked(mark_bounded(folded, folded.constants))
-    assert mark_bounded(folded) is folded  # nobody knows who else has the tensor
+    assert mark_bounded(folded) is folded  # the other holders of the tensor are not known
     folded = fold_constants(trace, run=lambda each: [torch.tensor([0, 1, 5])])
     assert mark_bounded(folded, folded.constants) is folded
 

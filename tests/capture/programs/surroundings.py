@@ -7,7 +7,7 @@ import torch.autograd.forward_ad as forward_ad
 from capture.programs.table import program
 from torch import nn
 
-# methods of objects that the program makes, and of those that it is given
+# methods of objects that the program makes, and of its arguments
 
 
 @program

@@ -115,7 +115,7 @@ VIEWS = {
 }
 
 
-_EAGER = {"as_strided_changed_through": "may show memory around it"}  # an input's place in its memory is not known
+_EAGER = {"as_strided_changed_through": "may show memory around it"}  # an input's storage offset is not known
 
 
 def _add(name, shape, view):
@@ -168,7 +168,7 @@ def _add(name, shape, view):
 
     overlapping = "overlapping" in name or "meshgrid" in name
     kinds = (shown,) if overlapping else (shown, changed_after, changed_through, in_training)
-    kinds = kinds[:3] if "unsafe" in name else kinds  # autograd does not follow what is changed through these
+    kinds = kinds[:3] if "unsafe" in name else kinds  # autograd does not track changes through these
     for kind in kinds:
         kind.__name__ = f"{name}_{kind.__name__}"
         program(eager=_EAGER.get(kind.__name__))(kind)

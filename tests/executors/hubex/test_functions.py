@@ -446,7 +446,7 @@ def test_lengths_may_change_without_a_reference(operator: Callable) -> None:
     function = jitted(lambda x, weight: made.op(x, weight), made, dynamic=True)
     for rows in (3, 5, 7):
         x, weight = torch.randn(rows, 8, requires_grad=True), torch.randn(8, requires_grad=True)
-        torch._dynamo.mark_static(x, 1)  # nothing else says that these two are one length, which the kernel wants
+        torch._dynamo.mark_static(x, 1)  # only this declares that the two lengths are equal, as the kernel requires
         torch._dynamo.mark_static(weight, 0)
         assert_trains(function, [x, weight])
     assert forge.explain(function).graphs == 1 and ("acme.fast" in dict(map(reversed, executors(function))))
@@ -689,7 +689,7 @@ def test_gathering_twice_is_gathering_once(operator: Callable, asked: list) -> N
     made.op(*inputs())
     gather([made.folder])
     made.op(*inputs())
-    assert len(asked) == 2  # in general, and for these arguments: the worker gathered it too
+    assert len(asked) == 2  # in general, and for these arguments: the worker gathered it, too
 
 
 def test_two_versions_share_the_operator(operator: Callable) -> None:
@@ -701,7 +701,7 @@ def test_two_versions_share_the_operator(operator: Callable) -> None:
         torch.testing.assert_close(function(*args), plain(*args))
         assert executors(function)[0][1] == "acme.fast" and made.calls() == ["f"]
     first.op(*args)
-    assert (first.calls(), second.calls()) == ([], ["f"])  # the later one's kernel has taken the place of its name
+    assert (first.calls(), second.calls()) == ([], ["f"])  # the later one's kernel has replaced the one of its name
 
 
 def test_the_operator_is_for_the_process_and_kernels_for_the_jit(operator: Callable) -> None:

@@ -41,7 +41,7 @@ def test_errors_are_at_most_twice_those_of_eager() -> None:
     count = len(SPECIAL)
     for name, here, eager, exact in zip(FUNCTIONS, found, all_of(NUMBERS), all_of(NUMBERS.double()), strict=True):
         torch.testing.assert_close(here, exact.float(), equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
-        # eager's gelu has no negative zero on a processor with AVX2 alone
+        # eager's gelu has no negative zero on a processor with only AVX2
         signs = eager[:2].signbit(), NUMBERS[:2].signbit()
         assert any(torch.equal(here[:2].signbit(), each) for each in signs), f"{name} of zeros"
         assert largest_error(here[count:], exact[count:]) <= 2 * largest_error(eager[count:], exact[count:]), name

@@ -150,7 +150,7 @@ def test_every_dtype_has_a_value_for_memory_that_was_never_written(dtype):
 
 def test_a_result_that_was_freed_holds_nan_for_who_still_looks_at_its_memory():
     (result,) = region()([torch.zeros(2, 3), torch.zeros(2, 3)])
-    memory = result.numpy()  # holds a reference: this is no freed memory
+    memory = result.numpy()  # holds a reference, so the memory is not freed
     view = result[0]
     del result
     assert (memory == 0).all() and (view == 0).all()
@@ -175,7 +175,7 @@ def test_a_kernel_whose_strides_are_unknown_gets_random_ones_before_a_region_rea
     def sigmoid(x):
         return torch.sigmoid(x)
 
-    sigmoid.__module__ = "a_kernel"  # not torch's, so that nobody knows what strides it gives
+    sigmoid.__module__ = "a_kernel"  # not torch's, so that its strides are not known
     mine.register_implementation(torchlang.find(torch.sigmoid), sigmoid)
 
     def keep(x):
@@ -187,7 +187,7 @@ def test_a_kernel_whose_strides_are_unknown_gets_random_ones_before_a_region_rea
 
     def function(x):
         y = torch.sigmoid(x)
-        return (y * 2 + x.exp()).sum(-1), torch.tanh(y).sum()  # of no dims whose strides follow those of y
+        return (y * 2 + x.exp()).sum(-1), torch.tanh(y).sum()  # 0-d, whose strides follow those of y
 
     jitted = forge.jit(function, executors=[mine, "inductor", "torch"], check="regions")
     x = torch.randn(4, 5)

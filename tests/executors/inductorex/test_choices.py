@@ -101,7 +101,7 @@ def test_many_values_are_added_to_few_by_torch(rows: int, added: int, few: bool)
     (call,) = forge.trace(
         lambda *given: given[0].index_put((given[1],), given[2]), *inputs, torch.empty(3, device="meta")
     ).bound_symbols
-    assert not isinstance(takes(call), Declined)  # what is replaced, not increased
+    assert not isinstance(takes(call), Declined)  # elements are replaced, not increased
 
 
 def test_a_region_keeps_its_scatters_into_zeros() -> None:

@@ -97,7 +97,7 @@ def test_a_forked_child_compiles_after_its_parent_did() -> None:
     check(curve, fuses=True)
     child = os.fork()
     if child == 0:
-        signal.alarm(120)  # where it hangs, it ends
+        signal.alarm(120)  # end the process if it hangs
         try:
             with torch.no_grad():
                 x = torch.randn(7)
@@ -125,10 +125,10 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 def test_a_full_disk_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notices: pytest.LogCaptureFixture
 ) -> None:
-    pick_vec_isa()  # Inductor remembers what the processor cannot do, if it is because nothing could be built
+    pick_vec_isa()  # Inductor caches an instruction set as unsupported even if only its build failed
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # no file may grow, of g++ and its like neither
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # limit the size of files, including those of g++
     try:
         check(curve, fuses=False)
     finally:

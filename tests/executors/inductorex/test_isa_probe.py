@@ -108,7 +108,7 @@ def test_what_could_be_loaded_once_is_not_asked_again(
     compiler.touch(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     assert isa.check_build("works") and checked[4:] == ["works"]
-    os.utime(compiler, (1, 1))  # another one in its place
+    os.utime(compiler, (1, 1))  # another one in place of it
     assert isa.check_build("works") and isa.check_build("works") and checked[5:] == ["works"]
 
 

@@ -15,7 +15,7 @@ from forge.executors import FusionExecutor
 from forge.torch_internals.versions import TORCH
 
 EXECUTORS = ["inductor", "torch"]
-ROUNDS = TORCH >= (2, 13)  # Inductor's C++: before, all of it is torch's
+ROUNDS = TORCH >= (2, 13)  # for Inductor's C++; in earlier versions, torch runs all of it
 HALVES = [torch.bfloat16, torch.float16]
 
 
@@ -43,7 +43,7 @@ PROGRAMS: dict[str, Callable] = {
     "compared": lambda x, y, w: torch.where(x.clamp(0.1, 0.9) > 0.1, y * w, x) * w + (x.clamp(min=0.3) == 0.3) * y,
     "chosen numbers": lambda x, y, w: torch.where(x > 0, 0.1, y * w) * 3 + torch.where(y > 0, x, 0.7) * w,
     "filled": lambda x, y, w: (torch.full_like(x, 0.1) * 3 + x) * w + x.new_full(x.shape, 0.7) * 1.3 * y,
-    # torch's kernels round once, where Inductor's loops would do so more often, or not at all
+    # torch's kernels round once, while Inductor's loops would round more often, or not at all
     "powers": lambda x, y, w: ((x.abs() + 0.1) ** 1.7 * y + x**3) * w,
     "scaled": lambda x, y, w: torch.add(x, y, alpha=0.7) * w - x,
     "halves": lambda x, y, w: F.glu(torch.cat((x * w, y), -1)) * x,
@@ -106,12 +106,12 @@ def test_a_region_gives_what_torchs_functions_give(name: str, dtype: torch.dtype
     few = 3 if name in EXPONENTIALS else 0
     assert max(differences(found, flow(unfused, given))) <= few
     assert differences(found[:1], [PROGRAMS[name](*given)])[0] <= few
-    # of normed, a part is in float32, which nobody rounds
+    # a part of normed is in float32, which is not rounded
     assert ("inductor" in forge.explain(jitted).executors) is (ROUNDS or name == "normed")
     assert "numerics: eager" in str(forge.explain(jitted))
 
 
-# functions whose derivative torch has a formula or a kernel of; each gradient rounds where that does
+# functions whose derivative is a formula or a kernel in torch; each gradient rounds where that does
 FORMULAS: dict[str, Callable] = {
     "addcdiv": lambda x, y, z: torch.addcdiv(x * y, y, z, value=0.3) * z,
     "addcdiv_": lambda x, y, z: (x * y).addcdiv_(y, z, value=0.3) * z,

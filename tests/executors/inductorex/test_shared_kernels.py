@@ -80,7 +80,7 @@ def test_a_kernel_that_a_module_has_is_given_to_the_next(compiled: list[str]) ->
     assert ask("a") is kernel
     del kernel
     gc.collect()
-    ask("a").result()  # nobody has it any more
+    ask("a").result()  # it is no longer referenced
     assert compiled == ["a", "a"]
 
 
@@ -101,7 +101,7 @@ def test_what_is_not_the_same_is_compiled_again(compiled: list[str], monkeypatch
 
 def test_a_kernel_that_was_compiled_here_is_shared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     shared_kernels.forget()
-    monkeypatch.setattr(share_kernels, "original", lambda *args: Kernel())  # the processes are not there yet
+    monkeypatch.setattr(share_kernels, "original", lambda *args: Kernel())  # the processes are not started yet
     kernel = ask("a")
     assert isinstance(kernel, Kernel)
     assert ask("a") is kernel
@@ -127,7 +127,7 @@ def test_regions_of_a_program_share_kernels(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(share_kernels, "original", triton)
 
     def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        first = (x.sin() + 1) @ y  # the second region has a kernel more
+        first = (x.sin() + 1) @ y  # the second region has one more kernel
         return (first.sin() + 1) @ y + (first.sum(0).exp() + 1).sum()
 
     given = [torch.randn(512, 512, device="cuda") for _ in range(2)]

@@ -172,7 +172,7 @@ def test_calls_that_read_a_length_are_in_regions() -> None:
     assert {row.executor for row in forge.explain(jitted).rows} == {"inductor"}
 
 
-# two lengths that turn out to be one
+# two lengths that turn out to be equal
 
 
 def met(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Tensors:
@@ -280,7 +280,7 @@ def test_a_smaller_last_batch_and_evaluation_follow_eager(failures: list[Excepti
     models = [Decoder(), Decoder()]
     models[1].load_state_dict(models[0].state_dict())
     found, expected = epochs(forge.jit(models[0]), models[0]), epochs(models[1], models[1])
-    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)  # bfloat16 rounds once where eager does often
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)  # bfloat16 rounds once where eager rounds often
     assert not failures
 
 

@@ -58,7 +58,7 @@ class Pictures(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # no bias: before a norm its gradient is rounding alone, from which AdamW makes steps of full length
+        # no bias: before a norm its gradient is only rounding error, from which AdamW makes steps of full length
         self.first, self.second = (nn.Conv2d(width, 8, 3, padding=1, bias=False) for width in (3, 8))
         self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
         self.head = nn.Linear(8, 5)

@@ -16,7 +16,7 @@ from forge.hub import toolchain
 from forge.hub.builder import BuiltTree, build_tree, read_config, targets, variant, write_new
 from forge.hub.errors import BuildError, HubError
 
-# writes its command line, one a line, and as the object what it was given
+# writes its arguments, one per line, and its inputs as the object
 COMPILER = """#!{python}
 import pathlib, sys
 if "--version" in sys.argv:
@@ -90,7 +90,7 @@ def test_what_is_there_is_not_built_again(tree: Path, compiler: Compiler) -> Non
 @pytest.mark.parametrize(
     ("path", "compiled"),
     [
-        ("torch-ext/my_gate/__init__.py", []),  # the library's name, which the binding holds, stays what it is made of
+        ("torch-ext/my_gate/__init__.py", []),  # the library's name, which the binding contains, keeps its inputs
         ("my_gate_cpu/my_gate.cpp", [BOTH[0]]),
         ("torch-ext/torch_binding.h", BOTH),
     ],

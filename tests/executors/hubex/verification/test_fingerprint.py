@@ -26,7 +26,7 @@ from tests.hub.kernels import native_module
 SCALE = 1.0
 TABLE = {"scale": 1.0}
 LOCK = threading.Lock()
-LIBRARY = torch.library.Library("called_directly", "DEF")  # torch 2.11 does not forgive one that is gone
+LIBRARY = torch.library.Library("called_directly", "DEF")  # torch 2.11 fails if it is freed
 
 
 def helper(x: torch.Tensor) -> torch.Tensor:

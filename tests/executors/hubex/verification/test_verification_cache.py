@@ -203,7 +203,7 @@ def test_what_cannot_be_known_elsewhere_is_kept_in_this_process_alone(asked: lis
     assert reason(kernel) is None and len(asked) == 2
 
 
-# who verifies
+# the verifying process
 
 
 def in_a_fork(run: Callable[[], Any]) -> int:
