@@ -56,7 +56,7 @@ def separate_sinks(
 
     def separate(bound: BoundSymbol) -> TensorProxy | None:
         site = sites.get(bound.output.name) if isinstance(bound.output, TensorProxy) else None
-        return None if site is None else clang.convert(clang.sink_softmax(*site), bound.output.dtype)
+        return None if site is None else clang.sink_softmax(*(clang.convert(x, bound.output.dtype) for x in site))
 
     return rewrite(trace, "separate_sinks", separate, language=clang.language)
 
@@ -84,7 +84,9 @@ def _joined_scores(
     scores, sinks = operands
     is_whole = (dim, start, step) == (last, 0, 1) and same_shape(bound.output.shape, scores.shape)
     is_alike = scores.dtype == sinks.dtype and statically_true(sinks.shape[-1] == 1)
-    return _Sinks(scores, sinks) if is_whole and is_alike and scores.dtype.is_floating_point else None
+    is_empty = statically_true(scores.shape[-1] == 0)  # no row has a largest value
+    is_taken = is_whole and is_alike and not is_empty and scores.dtype.is_floating_point
+    return _Sinks(scores, sinks) if is_taken else None
 
 
 def _without_maximum(x: TensorProxy, makers: Makers, reads: Counter[str]) -> TensorProxy | None:

@@ -213,7 +213,7 @@ class _Matcher:
         if operand is not None:
             return self._scores(operand, last, scale * factor, masks, shapes)
         masked = self._masked(call, shapes[-1])
-        if masked is not None:
+        if masked is not None and scale > 0:  # -inf stays -inf
             return self._scores(masked[0], last, scale, (*masks, masked[1]), shapes)
         for operand, mask in _sums(call) if scale == 1 else ():
             result = self._scores(operand, last, scale, (*masks, _Mask(mask, shapes[-1])), shapes)
@@ -368,7 +368,7 @@ def _arguments(attention: _Attention, values: Mapping[str, TensorProxy]) -> dict
         for x in (_permuted(left, product.left_order), key, _permuted(value, attention.product.right_order))
     )
     width = query.shape[-1]
-    is_default = isinstance(width, int) and math.isclose(scores.scale, width**-0.5, rel_tol=1e-6)
+    is_default = isinstance(width, int) and math.isclose(scores.scale, width**-0.5, rel_tol=1e-12)
     return {
         "query": query,
         "key": key,
@@ -386,13 +386,24 @@ def _permuted(x: TensorProxy, order: tuple[int, ...] | None) -> TensorProxy:
 
 
 def _with_heads(mask: TensorProxy, scores: Shape, shape: Shape) -> TensorProxy | None:
-    """Return the mask of scores that broadcasts to `shape`, with heads; None if it cannot be reshaped."""
-    if mask.ndim <= _MATRIX or len(shape) == len(scores) == _HEADS:
-        return mask
-    if len(shape) < _HEADS:  # scores without heads, which get one
-        return clang.reshape(mask, (mask.shape[0], 1, *mask.shape[1:])) if mask.ndim == len(shape) else None
-    is_of_each = same_shape(mask.shape[:-_MATRIX], scores[:-_MATRIX])
-    return clang.reshape(mask, (*shape[:-_MATRIX], *mask.shape[-_MATRIX:])) if is_of_each else None
+    """Return the mask of scores as one of the same scores reshaped to `shape`, with heads; None if there is none."""
+    if mask.ndim <= _MATRIX:
+        return _of_rank(mask, _MATRIX)  # torch's kernels take no others of fewer dims than the scores
+    mask = _of_rank(mask, len(scores))
+    batch, leading = shape[:-_MATRIX], mask.shape[:-_MATRIX]
+    if same_shape(scores[:-_MATRIX], batch):
+        leading = (*leading, 1)[: _HEADS - _MATRIX]
+    elif same_shape(leading, (1,) * len(leading)):
+        leading = (1,) * (_HEADS - _MATRIX)
+    elif same_shape(scores[:-_MATRIX], leading):
+        leading = (*batch, 1)[: _HEADS - _MATRIX]
+    else:
+        return None
+    return clang.reshape(mask, (*leading, *mask.shape[-_MATRIX:]))
+
+
+def _of_rank(mask: TensorProxy, rank: int) -> TensorProxy:
+    return clang.reshape(mask, ((1,) * (rank - mask.ndim) + tuple(mask.shape)))
 
 
 def _joined(masks: list[TensorProxy], matches: tuple[_Mask, ...], dtype: torch.dtype) -> TensorProxy | None:

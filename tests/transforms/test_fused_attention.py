@@ -3,6 +3,7 @@ scores."""
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -71,6 +72,16 @@ FUSED: dict[str, Program] = {
     "two masks": Program(
         lambda q, k, v, mask, bias: ((q @ k.mT * 0.2 + mask) + bias).softmax(-1) @ v, masks=((L, S), (1, H, L, S))
     ),
+    "a mask of keys": Program(lambda q, k, v, mask: (q @ k.mT + mask).softmax(-1) @ v, masks=((S,),)),
+    "hidden keys": Program(
+        lambda q, k, v, mask: (q @ k.mT).masked_fill(~mask, -math.inf).softmax(-1) @ v, masks=((S, "b"),)
+    ),
+    "a mask of heads": Program(lambda q, k, v, mask: (q @ k.mT + mask).softmax(-1) @ v, masks=((H, 1, S),)),
+    "a mask of rows": Program(
+        lambda q, k, v, mask: (torch.bmm(q, k.mT) + mask).view((*QUERY[:3], S)).softmax(-1) @ v,
+        (ROWS, COLUMNS, KEY),
+        ((1, L, S),),
+    ),
 }
 WRITTEN_OUT: dict[str, Program] = {
     "a small value for hidden scores": Program(
@@ -80,6 +91,15 @@ WRITTEN_OUT: dict[str, Program] = {
     "weights are scaled": Program(lambda q, k, v: ((q @ k.mT).softmax(-1) * 2) @ v),
     "softmax of columns": Program(lambda q, k, v: (q @ k.mT).softmax(-2) @ v),
     "a scaled mask": Program(lambda q, k, v, mask: ((q @ k.mT + mask) * 0.5).softmax(-1) @ v, masks=((B, 1, L, S),)),
+    "a negative scale of hidden scores": Program(
+        lambda q, k, v, mask: ((q @ k.mT).masked_fill(mask & ~mask, -math.inf) * -0.5).softmax(-1) @ v,
+        masks=((L, S, "b"),),
+    ),
+    "a mask of other batches": Program(
+        lambda q, k, v, mask: (q @ k.mT + mask).view(H, B, L, S).softmax(-1) @ v,
+        (QUERY, KEY, (H, B, S, E)),
+        ((B, 1, L, S),),
+    ),
     "a broadcast key": Program(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, (QUERY, (B, 1, S, E), (B, 1, S, E))),
     "dropped weights": Program(lambda q, k, v: (torch.manual_seed(1), F.dropout((q @ k.mT).softmax(-1), 0.5) @ v)[1]),
 }
@@ -172,6 +192,15 @@ def test_a_row_that_sees_nothing_is_the_mean(value: float, is_added: bool, requi
         torch.testing.assert_close(*(torch.autograd.grad(each, ours, cotangent) for each in (actual, expected)))
 
 
+def test_numbers_are_masks() -> None:
+    query = torch.randn(QUERY)
+    for mask in (torch.tensor(0.5), torch.tensor([0.5]), torch.tensor(False)):
+        add = torch.Tensor.add if mask.is_floating_point() else partial(torch.Tensor.masked_fill, value=-math.inf)
+        jitted = forge.jit(lambda q, mask, add=add: add(q @ q.mT, mask).softmax(-1) @ q)
+        torch.testing.assert_close(jitted(query, mask), (query @ query.mT).softmax(-1) @ query)
+        assert attention_of(jitted)
+
+
 def test_exact_numerics_keep_it_written_out() -> None:
     query = torch.randn(QUERY)
     jitted = forge.jit(FUSED["plain"].function, numerics="eager")
@@ -193,6 +222,26 @@ def test_sinks_are_not_joined_to_the_scores(dtype: torch.dtype) -> None:
     jitted = run(Program(with_sinks, shapes), dtype)
     traces = forge.last_traces(jitted)
     assert [each.stage for each in traces].count("separate_sinks") == 1 and "torch.cat" not in str(traces[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_shares_beside_sinks_have_the_softmaxs_dtype(dtype: torch.dtype) -> None:
+    wide = torch.float64 if dtype == torch.float32 else torch.float32
+    scores, sinks = (torch.randn(B, H, L, columns, dtype=dtype) for columns in (S, 1))
+    value = torch.randn(KEY, dtype=wide)
+
+    def function(scores: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+        return F.softmax(torch.cat([scores, sinks], -1), -1, dtype=wide)[..., :-1] @ value
+
+    jitted = forge.jit(function)
+    torch.testing.assert_close(jitted(scores, sinks), function(scores, sinks))
+    assert any(each.stage == "separate_sinks" for each in forge.last_traces(jitted))
+
+
+def test_sinks_beside_no_scores() -> None:
+    inputs = torch.randn(L, 0), torch.randn(L, 1), torch.randn(0, E)
+    jitted = forge.jit(lambda scores, sinks, value: torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ value)
+    torch.testing.assert_close(jitted(*inputs), torch.zeros(L, E))
 
 
 def test_gradients_of_sinks() -> None:
