@@ -90,7 +90,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def cases(kernels: ModuleType, device: str, dtype: torch.dtype, large: bool) -> Iterator[Case]:
-    """Return the cases of a repository's kernels, with the shapes of a device."""
+    """Yield the cases of a repository's kernels, with the shapes of a device."""
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)

@@ -129,8 +129,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset the notices of failing regions, so that a failure in one test does not affect another's programs or
-    warnings."""
+    """Reset the notices of failing regions, so that a failure in one test affects neither caching nor warnings in
+    another."""
     waits = importlib.import_module("forge.executors.inductorex.compile_wait")
     monkeypatch.setattr(waits, "_noticed", threading.Lock())
     monkeypatch.setattr(importlib.import_module("forge.compiler.fusion"), "_warnings", {})

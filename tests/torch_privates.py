@@ -38,7 +38,7 @@ _OF_TENSORS_AND_MODULES = frozenset(
 
 
 def private_uses(tree: ast.AST, own: frozenset[str] = frozenset()) -> Iterator[tuple[int, str]]:
-    """Return the lines with uses of torch's private parts. own: names that are not torch's."""
+    """Yield the lines with uses of torch's private parts. own: names that are not torch's."""
     names = _Names(tree, own)
     for node in ast.walk(tree):
         yield from ((node.lineno, name) for name in _uses(node, names))  # type: ignore[attr-defined]

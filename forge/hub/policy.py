@@ -59,6 +59,6 @@ class Policy:
     allowing = RenamedMember("with_imports")
 
     def names(self, repository: str) -> bool:
-        """Return whether the policy names the repository, or its publisher, explicitly."""
+        """Return whether the policy itself trusts the repository, without the Hub's word on its publisher."""
         publisher = repository.split("/")[0]
         return self.trust == "any" or repository in self.repositories or publisher in self.publishers

@@ -251,8 +251,8 @@ def _hint(source: Source) -> str:
 
 
 def _check_trust(source: Source, trusted: bool | None, policy: Policy) -> bool:
-    """Return the Hub's trust in the publisher, or `trusted` if it was requested before. Raises RefusedError if it is
-    needed and absent."""
+    """Return the Hub's trust in the publisher, or `trusted` if it was requested before. Raises RefusedError unless it
+    is trusted."""
     publisher = source.repository.split("/")[0]
     allow = f"allow it with Policy(repositories=({source.repository!r},)), or lock it: forge kernels lock --trust any"
     if trusted is None and policy.hub_publishers:

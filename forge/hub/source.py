@@ -23,7 +23,7 @@ class Source:
 
     @property
     def folder(self) -> Path:
-        """The path of a folder; None for a repository."""
+        """The path of a folder; an error for a repository."""
         assert self.path is not None, f"{self.repository} is a repository of the Hub"
         return self.path
 

@@ -96,7 +96,7 @@ def item(x: TensorProxy) -> NumberProxy:
 
 @primitive(tags=[Tag.SYNCHRONIZING])
 def length(x: TensorProxy, dim: int) -> NumberProxy:
-    """Return the size of a tensor along a dimthat values determine. Source: torch.Tensor.size.
+    """Return the size of a tensor along a dim that values determine. Source: torch.Tensor.size.
 
     Its symbol is Dynamo's, like item's.
     """

@@ -398,7 +398,7 @@ def diagonal(input: TensorProxy, offset: Dim = 0, dim1: int = 0, dim2: int = 1) 
 
 @torchsymbol(Tensor.unfold, view=View.ALWAYS)
 def tensor_unfold(self: TensorProxy, dimension: int, size: Dim, step: Dim) -> TensorProxy:
-    """Return every window of `size` elements along `dimension`with steps of `step`, as a last dim; a 0-d tensor has one
+    """Return every window of `size` elements along `dimension`, in steps of `step`, as a last dim; a 0-d tensor has one
     window."""
     is_number = self.ndim == 0
     self = clang.reshape(self, (1,)) if is_number else self

@@ -181,7 +181,7 @@ def test_an_executor_that_hides_strides_from_inductor_is_named() -> None:
 
 
 class Fuser(FusionExecutor):
-    """An executor that sets the functions of regions; it raises a string."""
+    """An executor that sets the functions of regions; if the function is a string, it raises a KeyError with it."""
 
     def __init__(self, function: Callable | str) -> None:
         super().__init__("fuser")

@@ -1,4 +1,4 @@
-"""Attention whose mask hides all but a bandand depends on an input is computed block by block."""
+"""Attention whose mask hides all but a band and depends on an input is computed block by block."""
 
 from collections.abc import Callable
 from functools import partial

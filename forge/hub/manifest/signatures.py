@@ -76,7 +76,7 @@ def parsed_schema(text: str, *, namespace: str | None = None) -> Any:
 
 
 def _schema_problems(schema: Any, *, torch_namespaces: bool) -> Iterator[str]:
-    """Yield the problems of a schema that torch's parser acceptsbut that no operator can have."""
+    """Yield the problems of a schema that torch's parser accepts but that no operator can have."""
     namespace, separator, _ = schema.name.partition("::")
     if not separator:
         yield f"the name {schema.name!r} has no namespace; write acme::{schema.name}"

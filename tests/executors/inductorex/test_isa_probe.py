@@ -18,7 +18,8 @@ from forge.executors.inductorex import isa_probe
 
 @pytest.fixture
 def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Yield the list of whether the probe's thread asked, for each request, with an empty cache of Inductor's."""
+    """Yield a list that records, for each request, whether the probe's thread made it, with an empty cache of
+    Inductor's."""
     asked: list[bool] = []
     pick = cpu_vec_isa.pick_vec_isa
 

@@ -208,7 +208,7 @@ def test_what_it_is_compared_with_is_a_part_of_it() -> None:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that writes modules, which are imported anew."""
+    """Yield a function that writes modules, which are imported anew."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 

@@ -127,8 +127,8 @@ def _differentiates() -> None:
 
 @pytest.fixture
 def differentiating_forks() -> None:
-    """Start autograd's threads as in a torch built for GPUs that has traced with fake tensors; forks do not have
-    them."""
+    """Skip the test if a fork cannot differentiate: a torch built for GPUs that has traced with fake tensors has
+    autograd threads, which no fork has."""
     if not hasattr(os, "fork") or in_a_fork(_differentiates):
         pytest.skip("no copy of this process can differentiate")
 
