@@ -37,6 +37,7 @@ _BROADCASTS = frozenset({prims.broadcast_in_dim, prims.full})  # of numbers and 
 _MATRIX = 2  # dims
 _HEADS = 4  # dims of a query: batch, heads, length, width
 _HIDDEN = -1e9  # added to a score in float32, it leaves nothing of the score
+_HIDDEN_DOUBLE = -1e18  # the same in float64
 _LOWEST = -1e30  # which float32 still holds times log2(e)
 
 Shape = tuple[Dim, ...]
@@ -212,8 +213,8 @@ class _Matcher:
         operand, factor = _scaled(call)
         if operand is not None:
             return self._scores(operand, last, scale * factor, masks, shapes)
-        masked = self._masked(call, shapes[-1])
-        if masked is not None and scale > 0:  # -inf stays -inf
+        masked = self._masked(call, shapes[-1], scale)
+        if masked is not None:
             return self._scores(masked[0], last, scale, (*masks, masked[1]), shapes)
         for operand, mask in _sums(call) if scale == 1 else ():
             result = self._scores(operand, last, scale, (*masks, _Mask(mask, shapes[-1])), shapes)
@@ -240,7 +241,7 @@ class _Matcher:
         key, order = maker.args
         return product._replace(right=key, right_order=tuple(order))
 
-    def _masked(self, call: BoundSymbol, shape: Shape) -> tuple[TensorProxy, _Mask] | None:
+    def _masked(self, call: BoundSymbol, shape: Shape, scale: float) -> tuple[TensorProxy, _Mask] | None:
         """Return the scores and the mask of a call that fills scores with -inf."""
         if call.symbol not in (torchlang.masked_fill, torchlang.where):
             return None
@@ -249,14 +250,18 @@ class _Matcher:
         scores, mask, value = arguments if hides else (arguments[1], arguments[0], arguments[2])
         is_scores = isinstance(scores, TensorProxy) and same_shape(scores.shape, shape)
         number = self._number(value)
-        is_number = isinstance(number, (int, float)) and number <= _HIDDEN
+        is_number = isinstance(number, (int, float)) and scale > 0 and number * scale <= _hidden(call.output.dtype)
         is_filled = is_scores and is_number and mask.dtype == torch.bool
-        return (scores, _Mask(mask, shape, hides, number)) if is_filled else None
+        return (scores, _Mask(mask, shape, hides, number * scale)) if is_filled else None
 
     def _number(self, value: Any) -> Any:
         """Return a number, or that of which a tensor is full."""
         maker = self._makers.prim(value.name) if isinstance(value, TensorProxy) else None
         return maker.args[1] if maker is not None and maker.symbol is prims.full else value
+
+
+def _hidden(dtype: torch.dtype) -> float:
+    return _HIDDEN_DOUBLE if dtype == torch.float64 else _HIDDEN
 
 
 def _converted(call: BoundSymbol) -> TensorProxy | None:

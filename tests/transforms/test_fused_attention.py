@@ -192,6 +192,17 @@ def test_a_row_that_sees_nothing_is_the_mean(value: float, is_added: bool, requi
         torch.testing.assert_close(*(torch.autograd.grad(each, ours, cotangent) for each in (actual, expected)))
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e-9), (torch.float64, 1.0)])
+def test_a_value_that_hides_too_little_keeps_attention_written_out(dtype: torch.dtype, scale: float) -> None:
+    hidden = torch.rand(L, S) > 0.5
+    hidden[2] = True
+    query, key = torch.randn(QUERY, dtype=dtype), torch.randn(KEY, dtype=dtype)
+    jitted = forge.jit(lambda q, k: ((q @ k.mT).masked_fill(hidden, -1e9) * scale).softmax(-1) @ k)
+    expected = ((query @ key.mT).masked_fill(hidden, -1e9) * scale).softmax(-1) @ key
+    torch.testing.assert_close(jitted(query, key), expected)
+    assert not attention_of(jitted)
+
+
 def test_numbers_are_masks() -> None:
     query = torch.randn(QUERY)
     for mask in (torch.tensor(0.5), torch.tensor([0.5]), torch.tensor(False)):
