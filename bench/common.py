@@ -61,7 +61,7 @@ def _thunder() -> Callable | None:
 
 
 class MLP(nn.Module):
-    """Linear layers of one width with ReLU between; returns the loss if a target is given."""
+    """A stack of linear layers of one width with ReLU between; returns the loss if a target is given."""
 
     def __init__(self, layers: int = 20, width: int = 8) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 class Chain(nn.Module):
-    """Pointwise calls, a norm and a softmax; returns a number in training."""
+    """A chain of pointwise calls, a norm and a softmax; returns a number in training."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -386,7 +386,7 @@ def _descendants(pid: int) -> list[int]:
     return pids[1:]
 
 
-# what was measured
+# results
 
 
 def load(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Shared configuration of the tests: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
+"""The shared configuration of the tests: a fixed seed, the options `--op` and `--update-golden`, hypothesis profiles.
 
 Programs are compiled as for a user: fused, cached on disk, in the default order of executors; tests of torch's own
 calls, or of the text of traces, name their executors. There is one difference: with FORGE_CHECK=regions, torch's

@@ -411,7 +411,7 @@ def other_mesh(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 class Stack(nn.Module):
-    """Layers of more than a mebibyte each, with attention between them."""
+    """A stack of layers of more than a mebibyte each, with attention between them."""
 
     def __init__(self) -> None:
         super().__init__()

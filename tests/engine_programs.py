@@ -470,7 +470,7 @@ def trained_by_lightning(
             _, again = fit(jit, 2, path)
         else:
             trainer.save_checkpoint(path)
-        count = len(again.losses) - 1  # of which the first is a check of the evaluation
+        count = len(again.losses) - 1  # the first of which is a check of the evaluation
         found = {
             "losses": torch.stack(module.losses).tolist(),
             "after": [*module.losses[-count:], *_weights(module)],

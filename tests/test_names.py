@@ -10,7 +10,7 @@ PARTICIPLES = frozenset(
     "moved named said seen sent shown taken told tried wanted written".split()
 )
 PUBLIC = {"debug/simulation.py": {"sent"}}  # a field of a message, in bytes
-# the text of these kernels is what verified.json names by its hash
+# verified.json has the hash of these kernels' text
 APART = ROOT / "_builtin_kernels"
 
 

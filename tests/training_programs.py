@@ -30,7 +30,7 @@ class Products(nn.Module):
 
 
 class Broken(nn.Module):
-    """Layers with a graph break between them."""
+    """A stack of layers with a graph break between them."""
 
     def __init__(self) -> None:
         super().__init__()

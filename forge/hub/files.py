@@ -24,7 +24,7 @@ UNPINNED = ("metadata.json", "metadata.json.sigstore")
 
 @dataclass(frozen=True)
 class File:
-    """One file of a variant. content: the hashed bytes of a Python source. copy: this process's copy of any other file,
+    """A file of a variant. content: the hashed bytes of a Python source. copy: this process's copy of any other file,
     if it is to be loaded."""
 
     path: str

@@ -30,7 +30,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Import:
-    """One module that one statement imports. names: the imported names, which may be modules too.
+    """A module that a statement imports. names: the imported names, which may be modules too.
 
     line and column: where the statement stands. module: empty, with level 0, if a call computes its name.
     """

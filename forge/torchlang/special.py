@@ -110,9 +110,9 @@ def sinc(input: TensorProxy) -> TensorProxy:
 def _sinc_grad(input: TensorProxy) -> TensorProxy:
     out = sinc(input)
     x, square = input * math.pi, input * input * math.pi
-    at_zero = clang.eq(square, 0)  # so it is of what is tiny
+    at_zero = clang.eq(square, 0)  # so it is for tiny values
     slope = (x * clang.cos(x) - clang.sin(x)) / clang.where(at_zero, 1, square)
-    slope = clang.where(at_zero, input * (-(math.pi**2) / 3), slope)  # 0, of which eager's second gradient is nan
+    slope = clang.where(at_zero, input * (-(math.pi**2) / 3), slope)  # 0, for which eager's second gradient is nan
     put_grad(input, get_grad(out) * clang.conj(slope))
     return out
 

@@ -35,7 +35,7 @@ def test_other_backwards_of_a_program_with_symbolic_sizes_are_right_at_every_siz
 
 
 class Lists(nn.Module):
-    """Weights in nested lists, only some of which are torch's."""
+    """A module with weights in nested lists, only some of which are torch's."""
 
     def __init__(self) -> None:
         super().__init__()

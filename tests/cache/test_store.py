@@ -205,7 +205,7 @@ def test_a_folder_with_room_is_looked_through_once(programs: Path, monkeypatch: 
     for number in range(8):
         store.write(str(number) * 64, Entry({}, [b"x" * 1000]))
     assert looked == [programs]
-    monkeypatch.setattr(store, "SIZE", 8 * 3000)  # an eighth of what is left is full after one more
+    monkeypatch.setattr(store, "SIZE", 8 * 3000)  # an eighth of the rest is full after one more
     for number in range(8):
         store.write(str(number) * 64, Entry({}, [b"x" * 1000]))
     assert looked == [programs] * 5

@@ -612,7 +612,7 @@ def test_a_leaf_that_no_gradient_reaches_may_change_its_shape_before_the_backwar
 
 def test_what_one_output_alone_reaches_has_its_gradient_where_they_leave_in_parts() -> None:
     def function(x, u, v):
-        return (x @ u).sin().sum() * u.cos().sum(), x.detach() * v  # the loss, which does not reach v, is the usual one
+        return (x @ u).sin().sum() * u.cos().sum(), x.detach() * v  # the loss does not depend on v
 
     with bucket_bytes_at(1):
         jitted = forge.jit(function, executors=["torch"])

@@ -45,7 +45,7 @@ class Convolved(nn.Module):
 
 
 class Projected(nn.Module):
-    """Queries, keys and values."""
+    """The projections of queries, keys and values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -236,8 +236,8 @@ _HOLDERS = (_Holder, lambda: torch.nn.Linear(2, 2), lambda: lambda: None, lambda
 
 
 def _sees_what_comes_later(function: Callable) -> bool:
-    """Return whether `function` sees a new attribute of an object, a torch module, a function and a Python module. It
-    returns its argument if there is none."""
+    """Return whether `function` sees a new attribute of an object, a torch module, a function and a Python module.
+    `function` returns its argument if the attribute is missing."""
     return all(sees(function, make) for sees in (_sees_what_is_set, _sees_what_the_program_sets) for make in _HOLDERS)
 
 

@@ -21,7 +21,7 @@ COMPARISONS: list[tuple[Callable, bool]] = [
 
 
 class Dropping(nn.Module):
-    """Linear layers that are dropped with a probability in training."""
+    """A stack of linear layers that are dropped with a probability in training."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def test_a_forward_that_is_patched_on_a_class_of_torchs_is_used(monkeypatch: pyt
 
 
 class Helpers:
-    """Methods of several kinds, for modules and other classes."""
+    """A class with methods of several kinds, for modules and other classes."""
 
     def method(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1

@@ -21,7 +21,7 @@ def test_gradients_are_sent_before_earlier_layers_have_theirs(executors: list[st
             assert "allreduce_" in after
             assert after.index("allreduce_") < after.index("mm")
         of_eager, of_forge = found["copies"]
-        assert of_eager == of_forge > 0  # to the buckets and back: parameters own what the backward made
+        assert of_eager == of_forge > 0  # to the buckets and back: parameters own the backward's results
 
 
 def test_small_gradients_leave_together(pair: Pair) -> None:

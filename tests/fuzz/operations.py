@@ -40,7 +40,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Operation:
-    """`function(*args, **kwargs)`: an argument is a Slot or source text."""
+    """A call `function(*args, **kwargs)`: an argument is a Slot or source text."""
 
     function: str
     args: tuple

@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Program:
-    """f(inputs), a program that is called once with each of the lengths; its caller runs `after` before the backward.
+    """A program f(inputs) that is called once with each of the lengths; its caller runs `after` before the backward.
 
     used: the results that are in the loss.
     """

@@ -27,7 +27,7 @@ from tests.gpu.report import FAILED, described, written
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / "build" / "gpu" / "results.jsonl"
 LEFT = 3
-UNUSABLE = ("CUDA error", "CUDA driver error", "device-side assert", "cudaError")  # for all that the process runs next
+UNUSABLE = ("CUDA error", "CUDA driver error", "device-side assert", "cudaError")  # for all later cases of the process
 
 
 class Worker:
@@ -69,7 +69,7 @@ class Worker:
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
-        for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CHECK"):  # the default configuration is what is tested
+        for name in ("FORGE_EXECUTORS", "FORGE_CACHE", "FORGE_CHECK"):  # the tests use the default configuration
             environment.pop(name, None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.gpu.worker", self.device],

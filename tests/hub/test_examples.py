@@ -588,7 +588,7 @@ def test_a_norm_after_a_residual_gives_the_sum_and_its_norm(
     assert torch.equal(out, out_again)
     grads = torch.randn_like(total), torch.randn_like(out)
     found = torch.autograd.grad((total, out), leaves, grads)
-    tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}  # which rounds one sum once, not twice
+    tolerance = {"rtol": 2e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}  # which rounds a sum once, not twice
     for one, other in zip(found, torch.autograd.grad((sum_again, out_again), again, grads), strict=True):
         torch.testing.assert_close(one, other, **tolerance)
 

@@ -108,7 +108,7 @@ def test_a_tensor_constant_is_part_of_the_printed_trace() -> None:
 
 
 class Shapes:
-    """Symbolic lengths as Dynamo makes them."""
+    """A source of symbolic lengths as Dynamo makes them."""
 
     def __init__(self) -> None:
         from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -34,7 +34,7 @@ class Residual(nn.Module):
 
 
 class Spatial(nn.Module):
-    """Attention of every pixel to all pixels."""
+    """An attention of every pixel to all pixels."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def graph_attention():
 
 
 class MessagePassing(nn.Module):
-    """Message passing: messages from both nodes and the edge; their mean and maximum go through a GRU."""
+    """A message passing layer: messages from both nodes and the edge; their mean and maximum go through a GRU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ def radiance_field():
 
 
 class TransformerXL(nn.Module):
-    """Attention to this segment and to the states of the previous one, with relative positions."""
+    """An attention to this segment and to the states of the previous one, with relative positions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -378,7 +378,7 @@ def unet():
 
 
 class Attention(nn.Module):
-    """Causal self-attention in plain torch, with a residual and a norm."""
+    """A causal self-attention in plain torch, with a residual and a norm."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ class Parameter(NamedTuple):
 
 
 class Overload(NamedTuple):
-    """One signature of an operator."""
+    """A signature of an operator."""
 
     text: str
     parameters: tuple[Parameter, ...]

@@ -51,7 +51,7 @@ def _clone(leaf: torch.Tensor) -> torch.Tensor:
 
 
 class Entry:
-    """One entry: an operator, a variant of its samples."""
+    """An entry of the database: an operator, a variant of its samples."""
 
     def __init__(self, info: Any) -> None:
         self.info = info

@@ -121,7 +121,7 @@ def test_what_the_caller_sees_has_the_strides_of_eager(function: Callable) -> No
     torch.testing.assert_close(actual, expected, check_stride=True)
     assert laid_out(jitted)
     names = [name for bound in forge.last_traces(jitted)[-2].bound_symbols for name in bound.outputs]
-    assert len(names) == len(set(names))  # those of the calls that make views for the caller are their own
+    assert len(names) == len(set(names))  # the calls that make views for the caller have their own names
 
 
 def mobile_net(channels: int = 32) -> nn.Module:
@@ -292,7 +292,7 @@ def test_random_numbers_are_those_of_eager(function: Callable, *, grad: bool) ->
     torch.testing.assert_close(*drawn, rtol=0.05, atol=0.5)
     assert all(torch.equal(ours == 0, theirs == 0) for ours, theirs in zip(*drawn, strict=True))
     for ours, theirs in zip(*(each[len(results) :] for each in found), strict=True):
-        # where torch has no kernel for bfloat16 (AVX2), it sums a convolution's products in the layout's order
+        # without a kernel for bfloat16 (AVX2), torch sums a convolution's products in the layout's order
         torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.01 * theirs.abs().max().item())
 
 

@@ -74,7 +74,7 @@ def test_an_extremum_is_found_among_the_values_that_it_was_made_of(name: str, dt
 
     x = torch.randn(7, 13, 21).to(dtype)
     (_, found), (_, wanted) = gradients(forge.jit(program, memory=memory), x), gradients(program, x)
-    # in bfloat16 a region rounds what it computes once, so that other values may tie
+    # in bfloat16 a region rounds its results once, so that other values may tie
     assert ((found != 0) != (wanted != 0)).sum() <= (0 if dtype == torch.float32 else 4)
     within = 1e-4 if dtype == torch.float32 else 0.05
     torch.testing.assert_close(found.double().sum(), wanted.double().sum(), rtol=within, atol=within)

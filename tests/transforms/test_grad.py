@@ -103,7 +103,7 @@ def test_a_prim_without_a_rule_is_an_error_that_names_it() -> None:
         match=r"grad_bare has no gradient rule: register one with @register_grad beside its definition, or",
     ):
         joint_of(lambda x: bare(x), torch.ones(2), wanted=("x",))
-    joint_of(lambda x: bare(x), torch.ones(2), wanted=())  # nobody asks for a gradient
+    joint_of(lambda x: bare(x), torch.ones(2), wanted=())  # no gradient is requested
 
 
 def test_tags_of_a_call_reach_every_call_of_its_rule() -> None:

@@ -191,7 +191,7 @@ def test_a_loss_of_each_position_keeps_their_shape() -> None:
     same(lambda h, w, y: F.cross_entropy(F.linear(h, w).transpose(1, 2), y, reduction="none"), *args)
 
 
-# logits that are read otherwise
+# logits with other readers
 
 
 def with_logits(write: Callable[[torch.Tensor], torch.Tensor]) -> Function:

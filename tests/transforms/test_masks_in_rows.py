@@ -89,7 +89,7 @@ def test_a_mask_that_layers_share_is_laid_out_once(bias: Callable, length: int, 
     assert len(masks_read(stage)) == LAYERS
     *steps, step = strides_in_torch(stage)[name]
     assert step == 1 and all(each % 16 == 0 for each in steps)
-    assert bias is not expanded or steps[0] == 0  # what is expanded stays so
+    assert bias is not expanded or steps[0] == 0  # expanded dims stay expanded
     assert sum(bound.symbol is torchlang.pad for bound in stage.bound_symbols) == (length % 16 > 0)
 
 
@@ -200,7 +200,7 @@ def test_a_mask_of_bools_is_converted_once(mask_of: Callable, length: int, execu
     assert sum(bound.symbol is torchlang.masked_fill for bound in stage.bound_symbols) == 1
     *steps, step = strides_in_torch(stage)[name]
     assert step == 1 and all(each % 16 == 0 for each in steps)
-    assert mask_of is not padding or steps[1:] == [0, 0]  # what is expanded stays so
+    assert mask_of is not padding or steps[1:] == [0, 0]  # expanded dims stay expanded
 
 
 def test_a_mask_of_bools_is_converted_once_by_default() -> None:
@@ -218,7 +218,7 @@ def test_a_mask_of_bools_is_converted_once_by_default() -> None:
             torch.testing.assert_close(actual, expected)
     stage = stage_of(jitted)
     assert sum(bound.symbol is torchlang.masked_fill for bound in stage.bound_symbols) == 2  # one for each dtype
-    assert all(call.symbol is not torchlang.pad for call in stage.bound_symbols)  # which a GPU's kernels need
+    assert all(call.symbol is not torchlang.pad for call in stage.bound_symbols)  # which GPU kernels need
 
 
 def test_a_layer_of_a_mask_of_bools_is_differentiated_twice() -> None:

@@ -27,7 +27,7 @@ def moves(trace: Trace) -> list[str]:
 
 def test_each_index_is_moved_once() -> None:
     moved = move_indices(forge.trace(read, TABLE, torch.tensor([[0, 1], [2, 3]])))
-    assert len(moves(moved)) == len(set(moves(moved))) == 2  # the number is none of them
+    assert len(moves(moved)) == len(set(moves(moved))) == 2  # the number is not among them
     indexed = [bound for bound in moved.bound_symbols if bound.symbol in (torchlang.getitem, torchlang.setitem)]
     indices = [leaf for bound in indexed for leaf in tensors(bound.args[1]) if leaf.ndim]
     assert len(indices) == 5 and {leaf.device.type for leaf in indices} == {"meta"}

@@ -41,7 +41,7 @@ def test_hidden_states_are_saved_rather_than_computed_again_through_all_layers()
         sum(Tag.RECOMPUTE in call.tags for call in region.subsymbols) for region in _regions(_backward("balanced"))
     ]
     assert len(again) >= LAYERS
-    assert max(again) <= 2 * sum(again) / LAYERS  # none computes what is of another layer
+    assert max(again) <= 2 * sum(again) / LAYERS  # none computes calls of another layer
 
 
 def test_the_fewest_bytes_are_saved_by_a_chain_through_all_layers() -> None:

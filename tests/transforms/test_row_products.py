@@ -59,7 +59,7 @@ def test_few_rows_are_multiplied_in_one_region(dtype: torch.dtype, bias: bool) -
         error, eagers = ((each.double() - expected).abs().max() for each in (actual, eager))
         assert error <= 1.5 * eagers + 1e-6
         is_region = len(forge.last_traces(jitted)[-1].bound_symbols) == 1
-        assert is_region or (dtype != torch.float32 and TORCH < (2, 13))  # whose C++ forgets roundings
+        assert is_region or (dtype != torch.float32 and TORCH < (2, 13))  # whose C++ omits roundings
         assert any(names(trace).count("row_product") == 3 for trace in forge.last_traces(jitted))
 
 
@@ -84,7 +84,7 @@ def test_a_row_is_written_once_and_none_that_is_in_memory(monkeypatch: pytest.Mo
         gated: 2,  # two products read one row
         lambda x: F.linear(x, weight).sin(): 0,
         lambda x: F.linear(x, weight) + F.linear(x + 1, weight): 1,
-        lambda x: F.linear(x @ other, weight).tanh(): 0,  # torch's product is in memory
+        lambda x: F.linear(x @ other, weight).tanh(): 0,  # torch's product is materialized
     }
     for program, count in programs.items():
         graphs.clear()

@@ -34,7 +34,7 @@ def test_gradients_are_eagers(function: Callable, numerics: str) -> None:
     for _ in range(3):
         x = torch.randn(4, 7, requires_grad=True)
         loss = jitted(x).sum()
-        for _ in range(2):  # what the first backward wrote is not in the second one's zeros
+        for _ in range(2):  # the first backward's writes are not in the second one's zeros
             (actual,) = torch.autograd.grad(loss, x, retain_graph=True)
             torch.testing.assert_close(actual, torch.autograd.grad(function(x).sum(), x)[0])
 

@@ -24,7 +24,7 @@ def offsets(device: str) -> torch.Tensor:
 
 
 Shape = tuple[int, ...]
-# products of x and a weight that is transposed before, with the shapes of the two
+# products of x and a previously transposed weight, with their shapes
 CASES: dict[str, tuple[Callable, Shape, Shape]] = {
     "mm": (lambda x, w: torch.mm(x, w.t()), (24, 16), (32, 16)),
     "mm, left": (lambda x, w: torch.mm(w.t(), x), (24, 16), (24, 32)),
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Callable, Shape, Shape]] = {
     "grouped_mm of contractions": (lambda x, w: F.grouped_mm(w.t(), x, offs=offsets(x.device)), (24, 32), (24, 16)),
     "grouped_mm of a batch": (lambda x, w: F.grouped_mm(x, w.mT), (3, 24, 16), (3, 32, 16)),
 }
-# those that eager, or forge, makes of batches of matrices
+# products by which eager or forge computes those of batches
 BATCHES: dict[str, tuple[Callable, Shape, Shape]] = {
     "bmm": (lambda x, w: torch.bmm(x, w.mT), (3, 24, 16), (3, 32, 16)),
     "bmm, left": (lambda x, w: torch.bmm(w.mT, x), (3, 24, 16), (3, 24, 32)),
@@ -137,7 +137,7 @@ def test_a_transposition_that_is_a_product_now_is_no_base_of_another_operand() -
     torch.testing.assert_close(actual, ((a @ b).mT @ (c @ d).mT).mT)
 
 
-# eager broadcasts in a batch of another shape, and makes of tensordot a product of matrices
+# eager broadcasts to a batch of another shape, and computes tensordot as a matrix product
 ROUNDED = ["batches: broadcast", "batches: tensordot"]
 
 

@@ -45,7 +45,7 @@ def raises(trace: Trace) -> Trace:
 
 
 def raises_an_index_error(trace: Trace) -> Trace:
-    raise IndexError("inside")  # which Dynamo takes for the program's own
+    raise IndexError("inside")  # which Dynamo treats as the program's own
 
 
 def another_call(arguments: Callable) -> Callable[[Trace], Trace]:

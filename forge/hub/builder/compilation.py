@@ -82,7 +82,7 @@ _GENERATED = {REGISTRATION: _REGISTRATION.encode(), MANYLINUX: _MANYLINUX.encode
 
 @dataclass(frozen=True)
 class Step:
-    """One object: `command` compiles `source`, a path in the copied tree, to a given path."""
+    """The compilation of one object: `command` compiles `source`, a path in the copied tree, to a given path."""
 
     source: str
     command: tuple[str, ...]

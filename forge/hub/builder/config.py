@@ -21,7 +21,7 @@ from forge.hub.variants import BACKENDS
 
 FILE = "build.toml"
 EDITION = 5
-NAME = re.compile(r"(?=..)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # no more than what metadata.json may give as the name
+NAME = re.compile(r"(?=..)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # as strict as metadata.json's rule for the name
 NAME_FORM = "lower-case words between dashes, of two letters or more"
 VERSION = re.compile(r"\d+\.\d+")
 PYTHON_FILES = ("py", "pyi")

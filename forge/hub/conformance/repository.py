@@ -70,7 +70,7 @@ class Python:
 
 @dataclass
 class Variant:
-    """One folder below build/, or the Python sources of a repository that is not built (is_source).
+    """A folder below build/, or the Python sources of a repository that is not built (is_source).
 
     path: the folder in the repository. values: the object in metadata.json, None if it is missing or unreadable.
     """

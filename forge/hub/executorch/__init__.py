@@ -90,7 +90,7 @@ def with_binding(build: Build, files: Iterable[str]) -> Build:
 
 @dataclass(frozen=True)
 class _BoundKernel:
-    """One kernel: its name in C++ (without `native`), its operator, and the operation's schema."""
+    """A kernel: its name in C++ (without `native`), its operator, and the operation's schema."""
 
     function: str
     operator: str

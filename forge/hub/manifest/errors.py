@@ -21,7 +21,7 @@ class Mark:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One mistake, and where it is."""
+    """A mistake in a manifest, and its place."""
 
     mark: Mark
     text: str

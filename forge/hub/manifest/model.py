@@ -43,7 +43,7 @@ REQUIRED = _RequiredType()
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of an operator.
+    """A parameter of an operator.
 
     kind: "tensor", "tensors" (a list of them), "other", or "any" if not known.
     optional: None is allowed in place of a tensor. out: an out-variant writes to it. rest: it takes all further
@@ -338,7 +338,7 @@ class Requires:
 
 @dataclass(frozen=True)
 class Build:
-    """Build settings of the kernels: source files and folders (relative to the manifest), and compiler flags."""
+    """The build settings of the kernels: source files and folders (relative to the manifest), and compiler flags."""
 
     cpp: tuple[str, ...] = key(many(file_path), default=())
     cuda: tuple[str, ...] = key(many(file_path), default=())
@@ -354,11 +354,11 @@ class Build:
 
 @dataclass(frozen=True)
 class OpEntry:
-    """One operator of a manifest, and its kernels.
+    """An operator of a manifest, and its kernels.
 
     kind "op": `name` exists. "func": a new operator of this `schema`, with an optional `fake` (its meta) and
     `reference` (its decomposition). "pattern": the function `name` in plain torch, to match in traces.
-    `signature` is None if only importing the pattern would tell it. `replace`: drop earlier kernels.
+    `signature` is None if it is only known after the pattern is imported. `replace`: drop earlier kernels.
     """
 
     kind: str

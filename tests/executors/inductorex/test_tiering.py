@@ -399,7 +399,7 @@ def test_a_program_that_was_seen_to_make_its_gpu_wait_is_compiled_again(
     timed = Timed(monkeypatch, seconds, idle=idle)
     program = tiering.TieredProgram(timed.compile, 0.001)
     call = program.wrap(timed.first)
-    assert program.promote() and not timed.compiled  # nothing was measured, and there is nothing to wait for
+    assert program.promote() and not timed.compiled  # nothing was measured or is being compiled
     results = [call() for _ in range(2 * tiering.CALLS_TO_PROMOTE)]
     assert timed.compiled == ([timed.first] if compiled else [])
     assert results[-1] == ("second" if compiled else "first")
