@@ -41,7 +41,7 @@ _log = logging.getLogger("forge.distributed")
 
 
 class CollectiveError(getattr(torch.distributed, "DistBackendError", RuntimeError)):  # type: ignore[misc]
-    """The error when a collective of a compiled program fails; the message names the last collectives of each rank."""
+    """A collective of a compiled program failed; the message names the last collectives of each rank."""
 
     __module__ = "forge.distributed"
 
@@ -138,9 +138,9 @@ def watch() -> None:
 
 
 def last_collectives() -> str:
-    """Return a line for each process of the default group: its last collectives and its current line.
+    """Return a line for each process of the default group: its last collectives, and the line at which it is.
 
-    A process that does not answer within seconds has ended, or holds the GIL.
+    One that does not answer within seconds has ended, or holds Python's lock.
 
     Raises:
         RuntimeError: If there is no process group of several processes.
