@@ -242,14 +242,16 @@ class _Matcher:
         return product._replace(right=key, right_order=tuple(order))
 
     def _masked(self, call: BoundSymbol, shape: Shape, scale: float) -> tuple[TensorProxy, _Mask] | None:
-        """Return the scores and the mask of a call that fills scores with -inf."""
+        """Return the scores and the mask of a call that fills scores with a number."""
         if call.symbol not in (torchlang.masked_fill, torchlang.where):
             return None
-        arguments = list(call.symbol.bind(call.args, call.kwargs).values())
-        hides = call.symbol is torchlang.masked_fill
-        scores, mask, value = arguments if hides else (arguments[1], arguments[0], arguments[2])
+        first, second, third = call.symbol.bind(call.args, call.kwargs).values()
+        if call.symbol is torchlang.masked_fill:
+            scores, mask, number, hides = first, second, self._number(third), True
+        else:
+            mask, hides = first, not isinstance(self._number(second), TensorProxy)
+            scores, number = (third, self._number(second)) if hides else (second, self._number(third))
         is_scores = isinstance(scores, TensorProxy) and same_shape(scores.shape, shape)
-        number = self._number(value)
         is_number = isinstance(number, (int, float)) and scale > 0 and number * scale <= _hidden(call.output.dtype)
         is_filled = is_scores and is_number and mask.dtype == torch.bool
         return (scores, _Mask(mask, shape, hides, number * scale)) if is_filled else None
