@@ -15,20 +15,22 @@ from forge.transforms.grad import active_names, is_differentiated
 from forge.transforms.replacement import rewrite
 
 ATTENTION = torchlang.scaled_dot_product_attention
+# whether torch has no kernel for a call, from its arguments and from which of query, key, value and mask a gradient
+# may flow to
+HasNoKernel = Callable[[dict[str, Any], tuple[bool, ...]], bool]
 _TENSORS = ("query", "key", "value", "attn_mask")
 
 
 def compose_attention(
     trace: Trace,
-    has_no_kernel: Callable[[dict[str, Any], tuple[bool, ...]], bool],
+    has_no_kernel: HasNoKernel,
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
     """Return the trace with attention calls decomposed, if torch composes them.
 
     Args:
         trace: The program.
-        has_no_kernel: Returns whether torch has no kernel for a call, from its arguments and from which of query, key,
-            value and mask a gradient may flow to.
+        has_no_kernel: Decides for a call.
         in_torch: Returns whether a call runs as torch runs it.
     """
     if all(bound.symbol is not ATTENTION for bound in trace.bound_symbols):

@@ -8,20 +8,17 @@ at once. The largest value of each row may be subtracted before, as in GPT-OSS.
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain
 from typing import NamedTuple
-
-import torch
 
 from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.pytree import tensors
 from forge.prims.core import same_shape, statically_true
-from forge.transforms.makers import Makers, innermost
+from forge.transforms.makers import Makers, count_reads, only_prim
 from forge.transforms.replacement import rewrite
 from forge.transforms.result_strides import Strides, results_to_restore
 
-_SOFTMAX = frozenset({torchlang.softmax, torchlang.find(torch.nn.functional.softmax)})
+SOFTMAX = frozenset({torchlang.softmax, torchlang.functional_softmax})
 _MAXIMA = frozenset({prims.amax, prims.max_dim})
 
 
@@ -42,10 +39,10 @@ def separate_sinks(
         strides: Returns torch's strides of the values of a trace, by name.
         in_torch: Returns whether a call runs as torch runs it.
     """
-    if _SOFTMAX.isdisjoint(bound.symbol for bound in trace.bound_symbols):
+    if SOFTMAX.isdisjoint(bound.symbol for bound in trace.bound_symbols):
         return trace
     makers = Makers(trace)
-    reads = Counter(chain(trace.output_names, *(set(bound.inputs) for bound in trace.bound_symbols)))
+    reads = count_reads(trace)
     sites: dict[str, _Sinks] = {}
     for bound in trace.bound_symbols:
         joined = _joined_scores(bound, makers, reads, in_torch)
@@ -65,12 +62,12 @@ def _joined_scores(
     bound: BoundSymbol, makers: Makers, reads: Counter[str], in_torch: Callable[[BoundSymbol], bool]
 ) -> _Sinks | None:
     """Return the scores and sinks whose softmax this call slices, and nothing else reads."""
-    prim = _only_prim(bound)
+    prim = only_prim(bound)
     if prim is None or prim.symbol is not prims.slice:
         return None
     weights, dim, start, _, step = prim.args
     softmax = makers.calls.get(weights.name)
-    if softmax is None or softmax.symbol not in _SOFTMAX or reads[weights.name] != 1 or not in_torch(softmax):
+    if softmax is None or softmax.symbol not in SOFTMAX or reads[weights.name] != 1 or not in_torch(softmax):
         return None
     arguments = softmax.symbol.bind(softmax.args, softmax.kwargs)
     x = _without_maximum(arguments["input"], makers, reads)
@@ -105,12 +102,6 @@ def _without_maximum(x: TensorProxy, makers: Makers, reads: Counter[str]) -> Ten
     return source if is_maximum and is_of_rows and is_own else None
 
 
-def _joined_dim(cat: BoundSymbol) -> int:
-    prim = _only_prim(cat)
-    dim: int = -1 if prim is None else prim.args[1]
-    return dim
-
-
-def _only_prim(bound: BoundSymbol) -> BoundSymbol | None:
-    inner = list(innermost(bound))
-    return inner[0] if len(inner) == 1 and isinstance(inner[0].output, TensorProxy) else None
+def _joined_dim(cat: BoundSymbol) -> int | None:
+    prim = only_prim(cat)
+    return None if prim is None else prim.args[1]

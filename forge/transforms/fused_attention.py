@@ -12,10 +12,8 @@ Source: torch/_inductor/fx_passes/fuse_attention.py, which has a pattern for eac
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, reduce
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +22,14 @@ from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
 from forge.prims.core import same_shape
+from forge.transforms.attention_composition import ATTENTION, HasNoKernel
+from forge.transforms.attention_sinks import SOFTMAX
 from forge.transforms.dce import live_calls
 from forge.transforms.grad import active_names, is_differentiated
-from forge.transforms.makers import Makers, innermost
+from forge.transforms.makers import Makers, count_reads, only_prim
 from forge.transforms.replacement import record_as
 from forge.transforms.result_strides import StandIns, Strides, results_to_restore
 
-ATTENTION = torchlang.scaled_dot_product_attention
-_SOFTMAX = frozenset({torchlang.softmax, torchlang.find(torch.nn.functional.softmax)})
 _PRODUCTS = frozenset({torchlang.matmul, torchlang.bmm})
 _BROADCASTS = frozenset({prims.broadcast_in_dim, prims.full})  # of numbers and masks
 _MATRIX = 2  # dims
@@ -58,8 +56,8 @@ class _Product(NamedTuple):
 
 
 class _Mask(NamedTuple):
-    """What is added to scores of a shape. One of bools hides scores where it is True, or shows them; the hidden ones
-    are `value`."""
+    """A mask of scores of a shape, which is added to them. One of bools hides scores where it is True, or where it is
+    False; hidden ones are `value`."""
 
     tensor: TensorProxy
     scores: Shape
@@ -85,7 +83,7 @@ class _Attention(NamedTuple):
 
 def fuse_attention(
     trace: Trace,
-    has_no_kernel: Callable[[dict[str, Any], tuple[bool, ...]], bool],
+    has_no_kernel: HasNoKernel,
     strides: Callable[[Trace], Strides],
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
 ) -> Trace:
@@ -93,12 +91,11 @@ def fuse_attention(
 
     Args:
         trace: The program.
-        has_no_kernel: Returns whether torch has no kernel for a call, from its arguments and from which of query, key,
-            value and mask a gradient may flow to.
+        has_no_kernel: Decides for a call.
         strides: Returns torch's strides of the values of a trace, by name.
         in_torch: Returns whether a call runs as torch runs it.
     """
-    if _SOFTMAX.isdisjoint(bound.symbol for bound in trace.bound_symbols):
+    if SOFTMAX.isdisjoint(bound.symbol for bound in trace.bound_symbols):
         return trace
     matcher, active, sites = _Matcher(trace, in_torch), active_names(trace), dict[str, _Attention]()
     for bound in trace.bound_symbols:
@@ -163,7 +160,7 @@ def _attend(attention: _Attention, values: Mapping[str, TensorProxy]) -> TensorP
 class _Matcher:
     def __init__(self, trace: Trace, in_torch: Callable[[BoundSymbol], bool]) -> None:
         self._makers = Makers(trace)
-        self._reads = Counter(chain(trace.output_names, *(set(bound.inputs) for bound in trace.bound_symbols)))
+        self._reads = count_reads(trace)
         self._in_torch = in_torch
 
     def match(self, last: BoundSymbol) -> _Attention | None:
@@ -172,13 +169,13 @@ class _Matcher:
             if product.left_order is not None:
                 continue
             x, shapes = product.left, [tuple(product.left.shape)]
-            while (call := self._maker(x, last)) is not None and call.symbol not in _SOFTMAX:
+            while (call := self._maker(x, last)) is not None and call.symbol not in SOFTMAX:
                 operand = _converted(call)
                 if operand is None:
                     break
                 x = operand
                 shapes.append(tuple(x.shape))
-            if call is None or call.symbol not in _SOFTMAX or not self._in_torch(call) or not self._in_torch(last):
+            if call is None or call.symbol not in SOFTMAX or not self._in_torch(call) or not self._in_torch(last):
                 continue
             arguments = call.symbol.bind(call.args, call.kwargs)
             if arguments["dim"] in (-1, x.ndim - 1):
@@ -268,7 +265,7 @@ def _hidden(dtype: torch.dtype) -> float:
 
 def _converted(call: BoundSymbol) -> TensorProxy | None:
     """Return the values that a call converts to another dtype, or reshapes in their leading dims."""
-    prim = _only_prim(call)
+    prim = only_prim(call, _BROADCASTS)
     if prim is None or prim.symbol not in (prims.convert_element_type, prims.reshape):
         return None
     x: TensorProxy = prim.args[0]
@@ -278,7 +275,7 @@ def _converted(call: BoundSymbol) -> TensorProxy | None:
 
 def _scaled(call: BoundSymbol) -> tuple[TensorProxy | None, float]:
     """Return the values that a call multiplies or divides by a number, and the factor."""
-    prim = _only_prim(call)
+    prim = only_prim(call, _BROADCASTS)
     if prim is None or prim.symbol not in (prims.mul, prims.div):
         return None, 1.0
     x, number = prim.args
@@ -290,7 +287,7 @@ def _scaled(call: BoundSymbol) -> tuple[TensorProxy | None, float]:
 
 def _sums(call: BoundSymbol) -> Iterator[tuple[TensorProxy, TensorProxy]]:
     """Yield the terms of a sum, in both orders: the one that may be scores, of the sum's shape, and the mask."""
-    prim = _only_prim(call)
+    prim = only_prim(call, _BROADCASTS)
     if prim is None or prim.symbol is not prims.add or call.symbol is not torchlang.add:
         return
     one, other, alpha = (call.symbol.bind(call.args, call.kwargs)[name] for name in ("input", "other", "alpha"))
@@ -299,12 +296,6 @@ def _sums(call: BoundSymbol) -> Iterator[tuple[TensorProxy, TensorProxy]]:
     for scores, mask in ((one, other), (other, one)):
         if same_shape(scores.shape, call.output.shape) and mask.dtype.is_floating_point:
             yield scores, mask
-
-
-def _only_prim(call: BoundSymbol) -> BoundSymbol | None:
-    """Return the only prim of a call that does not broadcast."""
-    inner = [prim for prim in innermost(call) if prim.symbol not in _BROADCASTS]
-    return inner[0] if len(inner) == 1 and isinstance(inner[0].output, TensorProxy) else None
 
 
 def _products(call: BoundSymbol) -> Iterator[_Product]:

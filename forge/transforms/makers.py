@@ -1,8 +1,10 @@
 """The producers of the values of a trace, at its top level and inside of composites."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
+from itertools import chain
 
-from forge.ir import BoundSymbol, Tag, Trace
+from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, Trace
 
 
 class Makers:
@@ -27,6 +29,18 @@ def innermost(bound: BoundSymbol) -> Iterator[BoundSymbol]:
         return
     for sub in bound.subsymbols:
         yield from innermost(sub)
+
+
+def only_prim(bound: BoundSymbol, besides: Collection[Symbol] = ()) -> BoundSymbol | None:
+    """Return the prim that a call consists of, besides calls of some symbols; None if there are
+    several, or it has several results."""
+    inner = [prim for prim in innermost(bound) if prim.symbol not in besides]
+    return inner[0] if len(inner) == 1 and isinstance(inner[0].output, TensorProxy) else None
+
+
+def count_reads(trace: Trace) -> Counter[str]:
+    """Return the number of calls that read each value, with one more if the trace returns it."""
+    return Counter(chain(trace.output_names, *(set(bound.inputs) for bound in trace.bound_symbols)))
 
 
 def is_view(bound: BoundSymbol) -> bool:
