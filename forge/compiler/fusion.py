@@ -33,7 +33,7 @@ REINTERPRETED = Symbol(
     op=reinterpreted,
 )
 CONTIGUOUS = Symbol(
-    "contiguous", "forge.contiguous", meta=lambda x: x, tags=frozenset({Tag.MAY_BE_VIEW}), op=in_row_major
+    "contiguous", "forge.contiguous", meta=lambda x, metadata: x, tags=frozenset({Tag.MAY_BE_VIEW}), op=in_row_major
 )
 
 
@@ -347,11 +347,21 @@ class _Writer:
         if name not in self.restrided:
             new = self.trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{name}_restrided")
             if _is_contiguous(layout):  # for all sizes
-                self.calls.append(BoundSymbol(CONTIGUOUS, (proxy,), {}, new))
+                self.calls.append(BoundSymbol(CONTIGUOUS, (proxy, self._metadata(name)), {}, new))
             else:
-                self.calls.append(BoundSymbol(RESTRIDED, (proxy, layout.strides), {}, new))
+                self.calls.append(BoundSymbol(RESTRIDED, (proxy, layout.strides, self._metadata(name)), {}, new))
             self.restrided[name] = new
         return self.restrided[name]
+
+    def _metadata(self, name: str) -> tuple | None:
+        """Return the metadata that a call's result must have at run time, since the call did not run on fake
+        tensors."""
+        base, maker = self.proxies[name], self.makers.get(name)
+        if maker is None or not isinstance(base, TensorProxy):
+            return None
+        there = (self.there.issuperset(names(length)) for length in base.shape)
+        shape = tuple(length if known else None for length, known in zip(base.shape, there, strict=True))
+        return maker.bound.symbol.id, base.dtype, shape
 
     def _can_be_restrided(self, name: str) -> bool:
         layout = self.layouts.values[name]

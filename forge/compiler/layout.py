@@ -542,7 +542,11 @@ def pair_leaves(output: Any, result: Any) -> list[tuple[Any, Any]]:
 
 
 RESTRIDED = Symbol(
-    "restrided", "forge.restrided", meta=lambda x, strides: x, tags=frozenset({Tag.MAY_BE_VIEW}), op=to_strides
+    "restrided",
+    "forge.restrided",
+    meta=lambda x, strides, metadata=None: x,
+    tags=frozenset({Tag.MAY_BE_VIEW}),
+    op=to_strides,
 )
 
 

@@ -45,17 +45,40 @@ def extent(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+Metadata = tuple[str, torch.dtype, tuple[int | None, ...]]  # of a call's result: the call, the dtype and the shape
+
+
+def require_metadata(x: torch.Tensor, metadata: Metadata | None) -> None:
+    """Raise RuntimeError if a call's result has another dtype or shape than the code that reads it was compiled for. A
+    length that is None may be any."""
+    if metadata is None:
+        return
+    call, dtype, shape = metadata
+    lengths = zip(x.shape, shape, strict=False)
+    if x.dtype == dtype and x.ndim == len(shape) and all(size is None or size == length for length, size in lengths):
+        return
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    raise RuntimeError(
+        f"{call} returns a tensor of {x.dtype} and shape {list(x.shape)}, where its meta function has {dtype} and "
+        f"shape [{sizes}]; the code that reads it is compiled for the latter"
+    )
+
+
 # torch.as_strided without autograd: the elements of x's memory from `offset` on, with this shape and these strides
 reinterpreted = reinterpret_tensor
 
 
-def in_row_major(x: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy, in row-major order, with its values in its memory (no lazy bits)."""
+def in_row_major(x: torch.Tensor, metadata: Metadata | None = None) -> torch.Tensor:
+    """Return the tensor, or a copy, in row-major order, with its values in its memory (no lazy bits). Raises
+    RuntimeError if it does not have `metadata`."""
+    require_metadata(x, metadata)
     return x.contiguous().resolve_conj().resolve_neg()
 
 
-def to_strides(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor, or a copy, with these strides and its values in its memory (no lazy bits)."""
+def to_strides(x: torch.Tensor, strides: tuple[int, ...], metadata: Metadata | None = None) -> torch.Tensor:
+    """Return the tensor, or a copy, with these strides and its values in its memory (no lazy bits). Raises RuntimeError
+    if it does not have `metadata`."""
+    require_metadata(x, metadata)
     if not (x.is_neg() or x.is_conj()):
         if x.stride() == strides:
             return x

@@ -43,7 +43,7 @@ def cast_arguments(
         )
     widest = _widest(candidates)
     key = (function, state(), *map(_cast_key, leaves((args, kwargs))), *kwargs)
-    way = _memo.get(key, ...)
+    way = "lower" if function is torch.lstm and _runs_by_onednn(*args) else _memo.get(key, ...)
     if way is ...:
         way = _memo[key] = _find(function, args, kwargs, widest)
     if way is None:
@@ -96,6 +96,16 @@ _INSIDE = frozenset(
 )
 
 _RECURRENT = frozenset(getattr(torch, kind) for kind in KINDS)
+
+
+def _runs_by_onednn(input: TensorProxy, hx: Any, params: Any, *options: Any) -> bool:
+    """Return whether torch.lstm runs by one operator of oneDNN, which autocast converts all arguments for; fake tensors
+    run the cells' operators instead. Source: use_mkldnn in aten/src/ATen/native/RNN.cpp."""
+    if input.device.type != "cpu" or isinstance(hx, TensorProxy) or not torch.backends.mkldnn.is_available():
+        return False  # or a packed sequence
+    h, c = hx
+    has_projection = h.shape[2] != c.shape[2]
+    return bool(torch.backends.mkldnn.enabled) and not has_projection
 
 
 def _is_eligible(tensor: Any) -> bool:

@@ -171,6 +171,37 @@ def test_under_autocast_a_layer_is_compiled(kind: Callable, requires_grad: bool)
     assert forge.explain(jitted).graphs == 1 and not forge.explain(jitted).eager
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_layers": 2},
+        {"num_layers": 2, "bidirectional": True, "batch_first": True},
+        {"num_layers": 2, "bias": False},
+    ],
+    ids=["layers", "bidirectional", "without bias"],
+)
+def test_under_autocast_an_lstms_states_have_the_dtype_of_torchs_kernel(
+    options: dict[str, Any], requires_grad: bool
+) -> None:
+    """Fake tensors run other operators than oneDNN's, some of which return float32."""
+    layer, x = nn.LSTM(4, 4, **options), torch.randn(5, 2, 4)
+    skip_without_kernel(layer)
+
+    def states(x: torch.Tensor) -> list[torch.Tensor]:
+        out, (h, c) = layer(x)
+        return [out.exp() + out, h.exp() + h, torch.cat([h[-2], c[-1]], -1).mean(1) * 2]
+
+    jitted = forge.jit(states)
+    with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(requires_grad):
+        ours, theirs = jitted(x), states(x)
+    torch.testing.assert_close(ours, theirs)
+    if requires_grad:
+        ours, theirs = (torch.autograd.grad(sum(map(torch.sum, each)), layer.parameters()) for each in (ours, theirs))
+        torch.testing.assert_close(ours, theirs)
+    assert not forge.explain(jitted).opaque_calls
+
+
 def test_under_autocast_of_cuda_a_recurrent_module_runs_in_eager() -> None:
     """cuDNN's layers convert to float16 under any autocast dtype, which fake tensors do not show."""
     with autocast_mode.preserve():

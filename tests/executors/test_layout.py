@@ -95,6 +95,25 @@ def test_a_call_alone_follows_the_strides_of_a_kernels_result() -> None:
     assert "alone_restrided" in str(forge.last_traces(jitted)[-1])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda input: F.relu6(input).double(), r"float64 and shape \[5, 6\], where .*float32 and shape \[5, 6\]"),
+        (lambda input: F.relu6(input)[:3], r"float32 and shape \[3, 6\], where its meta .* shape \[5, 6\]"),
+        (lambda input: F.relu6(input)[:3].mT, r"shape \[6, 3\], where its meta .* shape \[5, 6\]"),
+        (lambda input: F.relu6(input)[None], r"shape \[1, 5, 6\], where its meta .* shape \[5, 6\]"),
+    ],
+)
+def test_a_region_does_not_read_a_result_of_other_metadata_than_the_meta_functions(
+    wrong: Callable, message: str
+) -> None:
+    options = {"dtypes": [torch.float32], "grad": "composite", "device": "cpu", "layout": "contiguous"}
+    by_kernel = kernel_executor([forge.kernel(F.relu6, wrong, **options)], verify=False)
+    jitted = forge.jit(lambda x: F.relu6(x).exp() + 1, executors=[by_kernel, "inductor", "torch"], cache=False)
+    with pytest.raises(RuntimeError, match="hub.* returns a tensor of .*" + message):
+        jitted(torch.randn(5, 6))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_call_alone_follows_the_strides_of_a_gradient(turned: bool) -> None:
     x, weight = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6)
