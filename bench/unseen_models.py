@@ -63,6 +63,16 @@ MODELS: dict[str, Callable[[bool], tuple[nn.Module, Arguments]]] = {
     "FocalNet-T": lambda real: vision(
         real, "FocalNet", 32, **({} if real else {"depths": [1, 1, 1, 1], "embed_dim": 32})
     ),
+    "CvT-13": lambda real: vision(real, "Cvt", 32),
+    "BiT-R50": lambda real: vision(
+        real, "Bit", 32, **({} if real else {"depths": [1, 1, 1, 1], "hidden_sizes": [128, 256, 512, 512]})
+    ),
+    "Hiera-T": lambda real: vision(real, "Hiera", 32, **({} if real else {"depths": [1, 1, 2, 1]})),
+    "SwiftFormer-XS": lambda real: vision(real, "SwiftFormer", 64, **({} if real else {"depths": [1, 1, 2, 1]})),
+    "ConvBERT-base": lambda real: encoder(real, "ConvBert", "ForMaskedLM", 16, 512, 30_522),
+    "BigBird-base": lambda real: encoder(
+        real, "BigBird", "ForMaskedLM", 4, 2048, 50_358, block_size=64 if real else 8
+    ),
     "RegNet-Y": lambda real: vision(real, "RegNet", 64, **({} if real else {"depths": [1, 1, 2, 1]})),
 }  # fmt: skip
 _PVT_B2 = {"depths": [3, 4, 6, 3], "hidden_sizes": [64, 128, 320, 512]}
@@ -115,6 +125,15 @@ def wav2vec2(real: bool) -> tuple[nn.Module, Arguments]:
     config = config_of("Wav2Vec2", **({} if real else small), layerdrop=0.0, mask_time_prob=0.0, vocab_size=32)
     batch, samples = (8, 160_000) if real else (2, 16_000)
     model = transformers.Wav2Vec2ForSequenceClassification(config)
+    return model, {"input_values": torch.randn(batch, samples), "labels": torch.zeros(batch, dtype=torch.long)}
+
+
+@_model("WavLM-base")
+def wavlm(real: bool) -> tuple[nn.Module, Arguments]:
+    small = {**_SMALL_VIT, "num_hidden_layers": 2}
+    config = config_of("WavLM", **({} if real else small), layerdrop=0.0, mask_time_prob=0.0, vocab_size=32)
+    batch, samples = (8, 160_000) if real else (2, 16_000)
+    model = transformers.WavLMForSequenceClassification(config)
     return model, {"input_values": torch.randn(batch, samples), "labels": torch.zeros(batch, dtype=torch.long)}
 
 
