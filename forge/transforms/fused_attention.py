@@ -8,6 +8,9 @@ einsum. Scores may be scaled, converted, masked, and reshaped in their leading d
 drops weights, of which the kernel would draw others, and if anything else reads its scores or weights. A row whose
 scores are all -inf is 0, where it is nan written out.
 
+torch's kernels take queries of four dims. The leading dims of others, without heads or with windows, become two: of
+attention that is written out, and of calls of scaled_dot_product_attention.
+
 Source: torch/_inductor/fx_passes/fuse_attention.py, which has a pattern for each way to write it.
 """
 
@@ -31,6 +34,7 @@ from forge.transforms.replacement import record_as
 from forge.transforms.result_strides import StandIns, Strides, results_to_restore
 
 _PRODUCTS = frozenset({torchlang.matmul, torchlang.bmm})
+_ATTENDING = SOFTMAX | {ATTENTION}
 _BROADCASTS = frozenset({prims.broadcast_in_dim, prims.full})  # of numbers and masks
 _MATRIX = 2  # dims
 _HEADS = 4  # dims of a query: batch, heads, length, width
@@ -80,6 +84,44 @@ class _Attention(NamedTuple):
     scores: _Scores
     product: _Product
 
+    @property
+    def operands(self) -> tuple[list[TensorProxy], ...]:
+        """The queries, keys, values, and masks."""
+        query, key, *_ = self.scores.product
+        return [query], [key], [self.product.right], [mask.tensor for mask in self.scores.masks]
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether kernels compute the right gradients of all rows. They save the logarithm of a row's sum, of which
+        nothing is left if a large number is added to the whole row; and no gradient flows to scores that are filled."""
+        return all(mask.tensor.dtype == torch.bool and mask.value == -math.inf for mask in self.scores.masks)
+
+    def result(self, result: TensorProxy) -> TensorProxy:
+        """Return the result of a kernel in the dims of the model's."""
+        return _permuted(clang.reshape(result, (*self.product.left.shape[:-1], result.shape[-1])), self.product.order)
+
+
+class _Call(NamedTuple):
+    """A call of attention whose queries do not have four dims."""
+
+    query: TensorProxy
+    key: TensorProxy
+    value: TensorProxy
+    mask: TensorProxy | None
+    is_causal: bool
+    scale: float | None
+
+    has_gradients = True
+
+    @property
+    def operands(self) -> tuple[list[TensorProxy], ...]:
+        """The queries, keys, values, and masks."""
+        return [self.query], [self.key], [self.value], [] if self.mask is None else [self.mask]
+
+    def result(self, result: TensorProxy) -> TensorProxy:
+        """Return the result of a kernel in the dims of the call's."""
+        return clang.reshape(result, (*self.query.shape[:-1], self.value.shape[-1]))
+
 
 def fuse_attention(
     trace: Trace,
@@ -95,17 +137,17 @@ def fuse_attention(
         strides: Returns torch's strides of the values of a trace, by name.
         in_torch: Returns whether a call runs as torch runs it.
     """
-    if SOFTMAX.isdisjoint(bound.symbol for bound in trace.bound_symbols):
+    if _ATTENDING.isdisjoint(bound.symbol for bound in trace.bound_symbols):
         return trace
-    matcher, active, sites = _Matcher(trace, in_torch), active_names(trace), dict[str, _Attention]()
+    matcher, active, sites = _Matcher(trace, in_torch), active_names(trace), dict[str, _Attention | _Call]()
     for bound in trace.bound_symbols:
-        attention = matcher.match(bound)
+        attention = _call_of_other_rank(bound, in_torch) or matcher.match(bound)
         if attention is None:
             continue
         with recording(trace.derive("arguments"), clang.language):
             arguments = _arguments(attention, {})
         flows = _flows(attention, active, bound)
-        if any(flows) and not all(map(_has_gradient, attention.scores.masks)):
+        if any(flows) and not attention.has_gradients:
             continue
         if arguments is None or has_no_kernel(arguments, flows):
             continue
@@ -116,21 +158,12 @@ def fuse_attention(
     return trace if restored is None else _rewrite(trace, sites, restored)
 
 
-def _has_gradient(mask: _Mask) -> bool:
-    """Return whether kernels compute the right gradients of all rows. They save the logarithm of a row's sum, of which
-    nothing is left if a large number is added to the whole row; and no gradient flows to scores that are filled."""
-    return mask.tensor.dtype == torch.bool and mask.value == -math.inf
-
-
-def _flows(attention: _Attention, active: set[str], last: BoundSymbol) -> tuple[bool, ...]:
+def _flows(attention: _Attention | _Call, active: set[str], last: BoundSymbol) -> tuple[bool, ...]:
     """Return which of query, key, value and mask a gradient may flow to."""
-    query, key, *_ = attention.scores.product
-    masks = [mask.tensor for mask in attention.scores.masks]
-    operands = [query], [key], [attention.product.right], masks
-    return tuple(is_differentiated(last) and any(x.name in active for x in each) for each in operands)
+    return tuple(is_differentiated(last) and any(x.name in active for x in each) for each in attention.operands)
 
 
-def _rewrite(trace: Trace, sites: dict[str, _Attention], restored: dict[str, TensorProxy]) -> Trace:
+def _rewrite(trace: Trace, sites: dict[str, _Attention | _Call], restored: dict[str, TensorProxy]) -> Trace:
     new = trace.derive("fuse_attention")
     stand_ins = StandIns(new, restored)
     with recording(new, clang.language):
@@ -147,11 +180,10 @@ def _rewrite(trace: Trace, sites: dict[str, _Attention], restored: dict[str, Ten
     return new
 
 
-def _attend(attention: _Attention, values: Mapping[str, TensorProxy]) -> TensorProxy:
-    arguments, product = _arguments(attention, values), attention.product
+def _attend(attention: _Attention | _Call, values: Mapping[str, TensorProxy]) -> TensorProxy:
+    arguments = _arguments(attention, values)
     assert arguments is not None, "they were recorded before"
-    result = ATTENTION(**arguments)
-    return _permuted(clang.reshape(result, (*product.left.shape[:-1], result.shape[-1])), product.order)
+    return attention.result(ATTENTION(**arguments))
 
 
 # matching
@@ -339,18 +371,29 @@ def _einsum(left: TensorProxy, right: TensorProxy, of_left: str, of_right: str, 
     return _Product(left, right, *(None if order == tuple(range(len(order))) else order for order in places))
 
 
+def _call_of_other_rank(call: BoundSymbol, in_torch: Callable[[BoundSymbol], bool]) -> _Call | None:
+    """Return a call of attention whose queries do not have four dims, if its leading dims can be two."""
+    if call.symbol is not ATTENTION or not in_torch(call):
+        return None
+    query, key, value, mask, dropout, is_causal, scale, enable_gqa = call.symbol.bind(call.args, call.kwargs).values()
+    leading = [x.shape[:-_MATRIX] for x in (query, key, value)]
+    is_one_batch = query.ndim not in (_MATRIX, _HEADS) and all(same_shape(leading[0], each) for each in leading)
+    return None if dropout or enable_gqa or not is_one_batch else _Call(query, key, value, mask, is_causal, scale)
+
+
 # the call
 
 
-def _arguments(attention: _Attention, values: Mapping[str, TensorProxy]) -> dict[str, Any] | None:
+def _arguments(attention: _Attention | _Call, values: Mapping[str, TensorProxy]) -> dict[str, Any] | None:
     """Record the arguments of the call of attention, and return them; None if torch's function does not take them.
 
     values: Values to read in place of others, by name.
     """
+    if isinstance(attention, _Call):
+        return _arguments_of_four_dims(attention, values)
     scores, product = attention.scores, attention.scores.product
     left, right, value = (values.get(x.name, x) for x in (product.left, product.right, attention.product.right))
-    batch = scores.shape[:-_MATRIX]
-    if len(batch) not in (1, _HEADS - _MATRIX) or not left.dtype == right.dtype == value.dtype:
+    if not left.dtype == right.dtype == value.dtype:
         return None
     masks = []
     for mask in scores.masks:
@@ -360,9 +403,9 @@ def _arguments(attention: _Attention, values: Mapping[str, TensorProxy]) -> dict
         masks.append(tensor)
     order = product.right_order or tuple(range(right.ndim))
     key = _permuted(right, (*order[:-_MATRIX], order[-1], order[-_MATRIX]))
-    heads = (*batch, 1)[: _HEADS - _MATRIX]
+    batch_and_heads = _batch_and_heads(scores.shape[:-_MATRIX])
     query, key, value = (
-        clang.reshape(x, (*heads, *x.shape[-_MATRIX:]))
+        clang.reshape(x, (*batch_and_heads, *x.shape[-_MATRIX:]))
         for x in (_permuted(left, product.left_order), key, _permuted(value, attention.product.right_order))
     )
     width = query.shape[-1]
@@ -379,6 +422,28 @@ def _arguments(attention: _Attention, values: Mapping[str, TensorProxy]) -> dict
     }
 
 
+def _arguments_of_four_dims(call: _Call, values: Mapping[str, TensorProxy]) -> dict[str, Any] | None:
+    """As `_arguments`, for a call."""
+    query, key, value = (
+        clang.reshape(x, (*_batch_and_heads(x.shape[:-_MATRIX]), *x.shape[-_MATRIX:]))
+        for x in (values.get(each.name, each) for each in (call.query, call.key, call.value))
+    )
+    mask = call.mask
+    if mask is not None:
+        shape = (*call.query.shape[:-1], call.key.shape[-_MATRIX])
+        mask = _with_heads(values.get(mask.name, mask), shape, shape)
+        if mask is None:
+            return None
+    arguments = {"query": query, "key": key, "value": value, "attn_mask": mask, "dropout_p": 0.0}
+    return {**arguments, "is_causal": call.is_causal, "scale": call.scale, "enable_gqa": False}
+
+
+def _batch_and_heads(dims: Shape) -> Shape:
+    """Return leading dims as two: those of windows, say, are heads of a kernel."""
+    first, *others = dims
+    return first, math.prod(others)
+
+
 def _permuted(x: TensorProxy, order: tuple[int, ...] | None) -> TensorProxy:
     return x if order is None or order == tuple(range(x.ndim)) else prims.permute(x, order)
 
@@ -389,15 +454,20 @@ def _with_heads(mask: TensorProxy, scores: Shape, shape: Shape) -> TensorProxy |
         return _of_rank(mask, _MATRIX)  # torch's kernels take no others of fewer dims than the scores
     mask = _of_rank(mask, len(scores))
     batch, leading = shape[:-_MATRIX], mask.shape[:-_MATRIX]
-    if same_shape(scores[:-_MATRIX], batch):
-        leading = (*leading, 1)[: _HEADS - _MATRIX]
-    elif same_shape(leading, (1,) * len(leading)):
-        leading = (1,) * (_HEADS - _MATRIX)
+    if same_shape(leading, (1,) * len(leading)):
+        leading = (1, 1)
     elif same_shape(scores[:-_MATRIX], leading):
-        leading = (*batch, 1)[: _HEADS - _MATRIX]
+        leading = _batch_and_heads(batch)
+    elif same_shape(scores[:-_MATRIX], batch) and _folds(leading[1:], batch[1:]):
+        leading = _batch_and_heads(leading)
     else:
         return None
     return clang.reshape(mask, (*leading, *mask.shape[-_MATRIX:]))
+
+
+def _folds(leading: Shape, dims: Shape) -> bool:
+    """Return whether a mask's dims can be one: it has all of the scores', or none."""
+    return len(dims) == 1 or same_shape(leading, (1,) * len(dims)) or same_shape(leading, dims)
 
 
 def _of_rank(mask: TensorProxy, rank: int) -> TensorProxy:

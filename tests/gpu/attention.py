@@ -28,10 +28,11 @@ WIDTHS = (32, 64, 96, 128, 192, 256)
 MASKS = ("none", "causal", "bool", "bool_broadcast", "float", "float_broadcast", "float_grad")
 LAYOUTS = ("contiguous", "transposed")
 WINDOWS = {"both": (40, 40), "causal": (200, 0), "pair": (1, 0), "uneven": (1, 63)}
-WRITTEN_MASKS = ("none", "causal", "float", "float_grad", "padding", "filled")
+WRITTEN_MASKS = ("none", "causal", "float", "float_grad", "padding", "filled", "blocks")
 WINDOW_LENGTHS = (1024, 1000, 1500)
 LENGTHS = ((128, 128), (100, 100), (64, 160), (1, 96), (256, 256))
 BATCH = 2
+BLOCKS = 4  # which divides the lengths
 MANY = 16  # so that blocks pay in each window
 
 
@@ -82,7 +83,7 @@ def _run_written(
     width: int, mask: str, layout: str, dtype: torch.dtype, lengths: tuple[int, int], device: torch.device
 ) -> tuple[str, str]:
     """Run attention written out, where rows of padding see only scores of finfo.min, which eager averages; the fill
-    value is in the mask, or filled into the scores."""
+    value is in the mask, or filled into the scores. Blocks of a sequence that see themselves alone are another dim."""
     torch.manual_seed(0)
     kind = mask if mask.startswith("float") else "none"
     query, key, value, bias, gain = _inputs((4, 4), width, kind, layout, dtype, lengths, device)
@@ -94,6 +95,8 @@ def _run_written(
         bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill(hidden, least)
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if mask == "blocks":
+            query, key, value = (each.unflatten(2, (BLOCKS, -1)) for each in (query, key, value))
         scores = query * gain @ key.mT / width**0.5
         if mask == "causal":
             scores = scores.masked_fill(torch.ones(lengths, dtype=torch.bool, device=device).triu(1), -torch.inf)
@@ -101,7 +104,8 @@ def _run_written(
             scores = scores.masked_fill(hidden, least)
         elif bias is not None:
             scores = scores + bias
-        return scores.softmax(-1) @ value.tanh() + 1
+        out = scores.softmax(-1) @ value.tanh() + 1
+        return out.flatten(2, 3) if mask == "blocks" else out
 
     def flow(function: Callable, inputs: list, gradient: torch.Tensor) -> list[torch.Tensor]:
         leaves = [each.detach().requires_grad_(mask != "filled") for each in inputs if each is not None]

@@ -16,6 +16,7 @@ from forge.ir import BoundSymbol
 
 B, H, L, S, E = 2, 3, 8, 10, 16
 QUERY, KEY, ROWS, COLUMNS = (B, H, L, E), (B, H, S, E), (B * H, L, E), (B * H, S, E)
+WINDOWS = (B, 4, H, L, E), (B, 4, H, S, E), (B, 4, H, S, E)
 
 
 class Program(NamedTuple):
@@ -53,6 +54,11 @@ def of_sums(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.einsum("bhqk,bkhd->bqhd", weights, v).reshape(B, L, H * E) + 1
 
 
+def along_an_axis(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    weights = torch.einsum("bxiye,bxjye->bxyij", q, k).div(4).softmax(-1)
+    return torch.einsum("bxyij,bxyje->bxiye", weights, v.transpose(2, 3)).reshape(B, H, L, 4 * E) + 1
+
+
 FUSED: dict[str, Program] = {
     "plain": Program(lambda q, k, v: (q @ k.transpose(-1, -2) / math.sqrt(E)).softmax(-1) @ v),
     "scaled before": Program(lambda q, k, v: torch.matmul(F.softmax(torch.matmul(q * 0.3, k.mT), dim=3), v)),
@@ -80,6 +86,26 @@ FUSED: dict[str, Program] = {
         lambda q, k, v, mask: (q @ k.mT).masked_fill(~mask, -math.inf).softmax(-1) @ v, masks=((S, "b"),)
     ),
     "a mask of heads": Program(lambda q, k, v, mask: (q @ k.mT + mask).softmax(-1) @ v, masks=((H, 1, S),)),
+    "windows": Program(lambda q, k, v: (q * 0.25 @ k.mT).softmax(-1) @ v, WINDOWS),
+    "windows and a mask of heads": Program(
+        lambda q, k, v, mask: (q @ k.mT + mask).softmax(-1) @ v, WINDOWS, ((1, 4, H, L, S),)
+    ),
+    "windows and a mask of a batch": Program(
+        lambda q, k, v, mask: (q * 0.25 @ k.mT).masked_fill(mask == 0, -math.inf).softmax(-1) @ v,
+        WINDOWS,
+        ((B, 1, 1, 1, S, "b"),),
+    ),
+    "axes": Program(along_an_axis, ((B, H, L, 4, E), (B, H, S, 4, E), (B, H, S, 4, E))),
+    "a call of windows": Program(F.scaled_dot_product_attention, WINDOWS),
+    "a call of windows and a mask": Program(F.scaled_dot_product_attention, WINDOWS, ((B, 4, H, L, S, "b"),)),
+    "a call without heads": Program(
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, scale=0.3),
+        (ROWS, COLUMNS, COLUMNS),
+        ((B * H, 1, S),),
+    ),
+    "a causal call without heads": Program(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (ROWS, ROWS, ROWS)
+    ),
     "a mask of rows": Program(
         lambda q, k, v, mask: (torch.bmm(q, k.mT) + mask).view((*QUERY[:3], S)).softmax(-1) @ v,
         (ROWS, COLUMNS, KEY),
@@ -102,6 +128,9 @@ WRITTEN_OUT: dict[str, Program] = {
         lambda q, k, v, mask: (q @ k.mT + mask).view(H, B, L, S).softmax(-1) @ v,
         (QUERY, KEY, (H, B, S, E)),
         ((B, 1, L, S),),
+    ),
+    "a mask of some windows": Program(
+        lambda q, k, v, mask: (q @ k.mT + mask).softmax(-1) @ v, WINDOWS, ((1, 4, 1, L, S),)
     ),
     "a broadcast key": Program(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, (QUERY, (B, 1, S, E), (B, 1, S, E))),
     "dropped weights": Program(lambda q, k, v: (torch.manual_seed(1), F.dropout((q @ k.mT).softmax(-1), 0.5) @ v)[1]),
