@@ -16,7 +16,7 @@ from forge.ir import BoundSymbol, NumberProxy, Proxy, Symbol, Tag, TensorProxy, 
 from forge.ir.bounded import BoundedDict
 from forge.ir.checks import in_one_line, without_frames
 from forge.ir.pytree import names, proxies, rename
-from forge.ir.strides import contiguous, in_row_major, reinterpreted, same
+from forge.ir.strides import Metadata, contiguous, in_row_major, reinterpreted, same
 from forge.ir.symbol import substitute
 from forge.support import progress
 
@@ -353,7 +353,7 @@ class _Writer:
             self.restrided[name] = new
         return self.restrided[name]
 
-    def _metadata(self, name: str) -> tuple | None:
+    def _metadata(self, name: str) -> Metadata | None:
         """Return the metadata that a call's result must have at run time, since the call did not run on fake
         tensors."""
         base, maker = self.proxies[name], self.makers.get(name)

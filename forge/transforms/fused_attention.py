@@ -111,7 +111,10 @@ class _Call(NamedTuple):
     is_causal: bool
     scale: float | None
 
-    has_gradients = True
+    @property
+    def has_gradients(self) -> bool:
+        """True: the call is the model's own."""
+        return True
 
     @property
     def operands(self) -> tuple[list[TensorProxy], ...]:
