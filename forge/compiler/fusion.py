@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from forge.compiler.claim import Claim, ClaimedCall
 from forge.compiler.fallback import Fallback, fallback_for, runners, warn_of_fallback
-from forge.compiler.layout import RESTRIDED, FakeRun, Layout, Layouts
+from forge.compiler.layout import RESTRIDED, FakeRun, Layout, Layouts, is_predictable
 from forge.compiler.region_artifacts import FusedRegion, compile_once, region_key
 from forge.compiler.regions import Node, Region, find_regions
 from forge.compiler.unspecified_strides import with_unspecified
@@ -33,7 +33,11 @@ REINTERPRETED = Symbol(
     op=reinterpreted,
 )
 CONTIGUOUS = Symbol(
-    "contiguous", "forge.contiguous", meta=lambda x, metadata: x, tags=frozenset({Tag.MAY_BE_VIEW}), op=in_row_major
+    "contiguous",
+    "forge.contiguous",
+    meta=lambda x, metadata=None: x,
+    tags=frozenset({Tag.MAY_BE_VIEW}),
+    op=in_row_major,
 )
 
 
@@ -347,21 +351,21 @@ class _Writer:
         if name not in self.restrided:
             new = self.trace.tensor(proxy.shape, proxy.dtype, proxy.device, name=f"{name}_restrided")
             if _is_contiguous(layout):  # for all sizes
-                self.calls.append(BoundSymbol(CONTIGUOUS, (proxy, self._metadata(name)), {}, new))
+                self.calls.append(BoundSymbol(CONTIGUOUS, (proxy, *self._metadata(name)), {}, new))
             else:
-                self.calls.append(BoundSymbol(RESTRIDED, (proxy, layout.strides, self._metadata(name)), {}, new))
+                self.calls.append(BoundSymbol(RESTRIDED, (proxy, layout.strides, *self._metadata(name)), {}, new))
             self.restrided[name] = new
         return self.restrided[name]
 
-    def _metadata(self, name: str) -> Metadata | None:
-        """Return the metadata that a call's result must have at run time, since the call did not run on fake
-        tensors."""
+    def _metadata(self, name: str) -> tuple[Metadata, ...]:
+        """Return the metadata to require at run time of the result of a call that does not run on fake tensors; empty
+        for other values."""
         base, maker = self.proxies[name], self.makers.get(name)
-        if maker is None or not isinstance(base, TensorProxy):
-            return None
+        if maker is None or not isinstance(base, TensorProxy) or is_predictable(maker.bound):
+            return ()
         there = (self.there.issuperset(names(length)) for length in base.shape)
-        shape = tuple(length if known else None for length, known in zip(base.shape, there, strict=True))
-        return maker.bound.symbol.id, base.dtype, shape
+        shape = tuple(length if is_there else None for length, is_there in zip(base.shape, there, strict=True))
+        return ((maker.bound.symbol.id, base.dtype, shape),)
 
     def _can_be_restrided(self, name: str) -> bool:
         layout = self.layouts.values[name]

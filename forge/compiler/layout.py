@@ -36,7 +36,7 @@ from forge.torch_internals.tensors import storage_id
 from forge.torch_internals.versions import TORCH
 from forge.transforms.dce import live_calls
 
-UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
+_UNPREDICTABLE = frozenset({Tag.OPAQUE, Tag.EFFECT, Tag.SYNCHRONIZING})
 
 
 class Layout(NamedTuple):
@@ -78,6 +78,11 @@ class Layout(NamedTuple):
         if strides is None or has_expanded_dim(strides):
             strides = contiguous(shape)
         return cls(shape, tuple(strides), proxy.dtype, proxy.device)
+
+
+def is_predictable(call: BoundSymbol) -> bool:
+    """Return whether a claimed call runs on fake tensors as on others."""
+    return _UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op)
 
 
 UNKNOWN = object()  # a value that is not a tensor and is known only at run time
@@ -313,8 +318,7 @@ class Layouts:
             self._see(leaves((call.args, call.kwargs)))  # an index, say
             self._see(size for proxy in tensors(call.output) for size in proxy.shape)
         acts = call.output is None  # such as advancing a generator, which would take effect now
-        predictable = UNPREDICTABLE.isdisjoint(call.all_tags) and is_own(call.symbol.op) and not acts
-        ran = self._run_with_memo(call) if predictable else self._run_by_meta(call)
+        ran = self._run_with_memo(call) if is_predictable(call) and not acts else self._run_by_meta(call)
         self.flops += ran.flops
         operands = list(dict.fromkeys(proxy.name for proxy in tensors((call.args, call.kwargs))))
         outputs = zip(leaves(call.output), ran.outputs, ran.shares, ran.offsets, ran.uncertain, strict=True)
@@ -339,7 +343,7 @@ class Layouts:
 
     def follows(self, call: BoundSymbol, arguments: Collection[str]) -> bool:
         """Return whether a call's strides depend on those of these arguments."""
-        if not UNPREDICTABLE.isdisjoint(call.all_tags) or not is_own(call.symbol.op):
+        if not is_predictable(call):
             return False
         ran, before = self._run_with_memo(call), {name: self.values[name] for name in arguments}
         for other in (_opposite_layout, _with_gaps, _with_channels_last):

@@ -167,6 +167,11 @@ def contract(trace: Trace, context: Context) -> Trace:
     return transforms.contract(trace, strides=partial(_strides_in_torch, context=context), in_torch=in_torch)
 
 
+def split_groups(trace: Trace, context: Context) -> Trace:
+    """Compute the groups of convolutions apart where cuDNN computes them slowly together."""
+    return transforms.split_groups(trace, partial(_runs_in_torch, context=context))
+
+
 def channels_last(trace: Trace, context: Context) -> Trace:
     """Compute convolutions in channels-last where neighbouring ops are fused."""
     in_torch = partial(_runs_in_torch, context=context)

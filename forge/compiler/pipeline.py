@@ -299,6 +299,7 @@ PIPELINE: tuple[Pass, ...] = (
     _torch_pass(passes.fold_norms, when=_freezes),
     _torch_pass(passes.join_products, when=_freezes),
     _torch_pass(passes.contract, when=_may_round_otherwise),
+    _torch_pass(passes.split_groups, when=_may_round_otherwise),
     _torch_pass(passes.channels_last, when=_fuses),
     _torch_pass(passes.row_major, when=_fuses),
     _torch_pass(passes.masks_in_rows, when=_fuses),

@@ -45,7 +45,7 @@ def extent(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-Metadata = tuple[str, torch.dtype, tuple[int | None, ...]]  # of a call's result: the call, the dtype and the shape
+Metadata = tuple[str, torch.dtype, tuple[Dim | None, ...]]  # of a call's result: the call, the dtype and the shape
 
 
 def require_metadata(x: torch.Tensor, metadata: Metadata | None) -> None:

@@ -39,6 +39,7 @@ from forge.transforms.row_products import row_products
 from forge.transforms.row_sums import add_rows_in_place
 from forge.transforms.scatters_into_zeros import scatter_in_place
 from forge.transforms.scored_losses import compose_cross_entropy
+from forge.transforms.split_groups import split_groups
 from forge.transforms.unfused_addends import unfuse_addends
 from forge.transforms.write_in_place import write_in_place
 
@@ -82,6 +83,7 @@ __all__ = [
     "scatter_in_place",
     "separate_sinks",
     "slice_counted",
+    "split_groups",
     "sum_few_rows",
     "unfuse_addends",
     "write_in_place",
