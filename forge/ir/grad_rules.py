@@ -44,13 +44,14 @@ class RuleCall:
     `puts` are an argument, its gradient, and the outputs without whose gradients it is None. `before` is the number of
     calls recorded before the first read. `ends`: the rule set the gradient of an argument to None."""
 
-    __slots__ = ("active", "before", "ends", "gets", "puts")
+    __slots__ = ("active", "before", "ends", "gets", "puts", "targets")
 
     def __init__(self, active: Callable[[TensorProxy], bool]) -> None:
         self.active = active
         self.before: int | None = None
         self.ends = False
         self.gets: list[tuple[TensorProxy, TensorProxy]] = []
+        self.targets: list[TensorProxy] = []
         self.puts: list[tuple[TensorProxy, TensorProxy, tuple[TensorProxy, ...]]] = []
 
 
@@ -94,16 +95,23 @@ def put_grad(argument: Any, gradient: TensorProxy | None, *, of: tuple[TensorPro
     of any other shape is an error; one of another dtype is converted. Gradients of arguments that are not tensors, or
     need none, are dropped.
     """
-    call = _rule_call("put_grad")
-    if gradient is not None and isinstance(argument, TensorProxy) and call.active(argument):
-        call.puts.append((argument, gradient, of))
+    if _is_target("put_grad", argument) and gradient is not None:
+        _rule_call("put_grad").puts.append((argument, gradient, of))
 
 
 def end_grad(argument: Any) -> None:
     """Set an argument's gradient to None although the outputs whose gradients the rule read have a history, as for
     torch's x.norm(0)."""
-    call = _rule_call("end_grad")
-    call.ends = call.ends or (isinstance(argument, TensorProxy) and call.active(argument))
+    if _is_target("end_grad", argument):
+        _rule_call("end_grad").ends = True
+
+
+def _is_target(name: str, argument: Any) -> TypeGuard[TensorProxy]:
+    """Return whether an argument needs a gradient, which the rule gives it."""
+    call = _rule_call(name)
+    if isinstance(argument, TensorProxy):
+        call.targets.append(argument)
+    return isinstance(argument, TensorProxy) and call.active(argument)
 
 
 def needs_grad(argument: Any) -> TypeGuard[TensorProxy]:

@@ -136,6 +136,8 @@ def _convolution_backward_grad(
     g: TensorProxy, x: TensorProxy, weight: TensorProxy, bias_sizes: Lengths | None, *how: object
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
     """Differentiate the gradients, which are linear in g; those of x and weight are linear in the other."""
+    for each in (x, weight):
+        put_grad(each, None)  # unless the other's gradient is among the results
     options = how[:-1]
     out = convolution_backward(g, x, weight, bias_sizes, *how)
     of_x, of_weight, of_bias = [None if gradient is None else get_grad(gradient) for gradient in out]

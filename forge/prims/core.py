@@ -79,16 +79,17 @@ def with_tensor_checks(
 _SINGLE = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def register_vjp(symbol: Symbol, **formulas: Callable[..., Any]) -> None:
+def register_vjp(symbol: Symbol, **formulas: Callable[..., Any] | None) -> None:
     """Register the gradient rule of a symbol by a formula for each argument, as in torch's derivatives.yaml.
 
     A formula names the values that it reads: `g`, the incoming gradient (`grad` where an argument is called g), `out`,
-    arguments, and `*rest`, all arguments that follow those. It runs if its argument needs a gradient. With several
-    outputs, `g` is that of the first.
+    arguments, and `*rest`, all arguments that follow those. It runs if its argument needs a gradient. None stands for
+    an argument without a gradient. With several outputs, `g` is that of the first.
     """
     signature = inspect.signature(symbol.definition)
     names = list(signature.parameters)
-    readers = [(name, formula, _reader(formula, names)) for name, formula in formulas.items()]
+    all_formulas = {name: formula or (lambda: None) for name, formula in formulas.items()}
+    readers = [(name, formula, _reader(formula, names)) for name, formula in all_formulas.items()]
     read_by_formulas = {each for _, _, (read, _) in readers for each in read} - {"g", "grad", "out"}
     for name in (*formulas, *sorted(read_by_formulas)):
         check(

@@ -151,6 +151,7 @@ def _lu_unpack_grad(
     LU_data: TensorProxy, LU_pivots: TensorProxy, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[TensorProxy, TensorProxy, TensorProxy]:
     P, L, U = lu_unpack(LU_data, LU_pivots, unpack_data, unpack_pivots)
+    put_grad(LU_data, None)
     if unpack_data:
         rows, columns = LU_data.shape[-2:]
         put_grad(LU_data, pad_matrices(get_grad(L).tril(-1), rows, columns))

@@ -21,7 +21,7 @@ def with_data(x: TensorProxy, new: TensorProxy) -> TensorProxy:
     return like(x)
 
 
-register_vjp(with_data, x=lambda g: g)
+register_vjp(with_data, x=lambda g: g, new=None)
 
 
 @primitive(tags=[Tag.VIEW])
@@ -73,13 +73,21 @@ def as_strided_backward(
     return like(g, shape=shape)
 
 
-register_vjp(as_strided, x=lambda g, x, size, *how: as_strided_backward(g, x.shape, *how))
+register_vjp(as_strided, x=lambda g, x, size, *how: as_strided_backward(g, x.shape, *how), origin=None)
 
 
 @register_grad(as_strided_backward)
-def _as_strided_backward_grad(g: TensorProxy, shape: tuple[Dim, ...], *how: object) -> TensorProxy:
+def _as_strided_backward_grad(
+    g: TensorProxy,
+    shape: tuple[Dim, ...],
+    stride: tuple[Dim, ...],
+    offset: Dim,
+    strides: tuple[Dim, ...],
+    origin: Origin = None,
+) -> TensorProxy:
+    how = (stride, offset, strides, origin)
     out = as_strided_backward(g, shape, *how)
-    strides = how[2]
+    put_grad(origin, None)
     mean = as_strided_backward(get_grad(out), shape, strides, 0, strides)  # over elements that share memory
     put_grad(g, as_strided(mean, g.shape, *how))
     return out

@@ -155,7 +155,7 @@ def _flat(x: TensorProxy, before: Lengths) -> TensorProxy:
     return reshape(x, (*before, math.prod(x.shape[len(before) :])))
 
 
-register_vjp(max_pool_backward, g=lambda grad, kernel_size, indices: _take(grad, indices, len(kernel_size)))
+register_vjp(max_pool_backward, g=lambda grad, kernel_size, indices: _take(grad, indices, len(kernel_size)), x=None)
 register_vjp(max_pool, x=lambda g, out, x, *how: max_pool_backward(g, x, *how, out[1]))
 
 
@@ -197,7 +197,7 @@ def avg_pool_backward(
     return like(x)
 
 
-register_vjp(avg_pool_backward, g=lambda grad, x, *how: avg_pool(grad, *how))
+register_vjp(avg_pool_backward, g=lambda grad, x, *how: avg_pool(grad, *how), x=None)
 
 
 def covered_dims(x: TensorProxy | torch.Tensor, kernel_size: Lengths, *windows: Any) -> tuple[bool, ...]:
@@ -244,7 +244,7 @@ def adaptive_avg_pool_backward(g: TensorProxy, x: TensorProxy, output_size: Leng
     return like(x)
 
 
-register_vjp(adaptive_avg_pool_backward, g=lambda grad, output_size: adaptive_avg_pool(grad, output_size))
+register_vjp(adaptive_avg_pool_backward, g=lambda grad, output_size: adaptive_avg_pool(grad, output_size), x=None)
 register_vjp(adaptive_avg_pool, x=lambda g, x, output_size: adaptive_avg_pool_backward(g, x, output_size))
 
 
@@ -267,7 +267,11 @@ def adaptive_max_pool_backward(
     return like(x)
 
 
-register_vjp(adaptive_max_pool_backward, g=lambda grad, output_size, indices: _take(grad, indices, len(output_size)))
+register_vjp(
+    adaptive_max_pool_backward,
+    g=lambda grad, output_size, indices: _take(grad, indices, len(output_size)),
+    x=None,
+)
 register_vjp(adaptive_max_pool, x=lambda g, out, x, output_size: adaptive_max_pool_backward(g, x, output_size, out[1]))
 
 

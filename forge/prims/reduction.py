@@ -305,6 +305,7 @@ def _cumprod_backward_grad(g: TensorProxy, x: TensorProxy, dim: int, out: Tensor
     """Differentiate the products without each element in turn, in as many rows as elements and without division."""
     result = cumprod_backward(g, x, dim, out)
     h = get_grad(result)
+    put_grad(out, None)  # a function of x, whose gradient has that part
     if not x.ndim:  # the gradient is g itself
         put_grad(g, h)
         return result

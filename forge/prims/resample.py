@@ -102,7 +102,7 @@ def pad_edges_backward(g: TensorProxy, x: TensorProxy, padding: Lengths, mode: s
     return like(x)
 
 
-register_vjp(pad_edges_backward, g=lambda grad, padding, mode: pad_edges(grad, padding, mode))
+register_vjp(pad_edges_backward, g=lambda grad, padding, mode: pad_edges(grad, padding, mode), x=None)
 register_vjp(pad_edges, x=lambda g, x, padding, mode: pad_edges_backward(g, x, padding, mode))
 
 

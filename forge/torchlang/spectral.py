@@ -148,6 +148,8 @@ def _pinv_grad(
     row_part = (gX - input @ (out @ gX)) @ out @ X
     column_part = X @ out @ (gX - (gX @ out) @ input)
     put_grad(input, row_part + column_part - X @ g @ X)
+    for tolerance in (rcond, atol, rtol):
+        put_grad(tolerance, None)
     return out
 
 

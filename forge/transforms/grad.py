@@ -5,7 +5,7 @@ decomposition's), which yields the forward calls and, for each rule, the calls o
 joins those in reverse order. Both precede claiming and splitting, so that every later pass sees the joint program.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -164,26 +164,13 @@ class _Forward:
             output = run_rule(rule, call, bound.args, bound.kwargs)
         if output is NotImplemented:
             return None
-        for argument, gradient, _ in call.puts:
-            check(
-                sums_to(gradient.shape, argument.shape),
-                lambda argument=argument, gradient=gradient: (
-                    f"a gradient rule of {bound.symbol.id} gives {_argument_name(argument, bound)}, which is "
-                    f"{argument}, a gradient of another shape: {gradient}"
-                ),
-                RuntimeError,
-            )
-        results, originals = tensors(output), tensors(bound.output)
-        check(
-            len(results) == len(originals),
-            lambda: (
-                f"the gradient rule of {bound.symbol.id} returned {len(results)} tensors, but it has {len(originals)}"
-            ),
-            RuntimeError,
-        )
+        results = tensors(output)
+        fault = next(_faults(bound, call, results, recorded), None)
+        name = getattr(rule, "__qualname__", rule)
+        check(fault is None, lambda: f"{name}: the gradient rule of {bound.symbol.id} {fault}", RuntimeError)
         if self.again and bound.subsymbols and rule is not bound.symbol.rule and _ignores_an_output(results, call):
             return None
-        for new, old in zip(results, originals, strict=True):
+        for new, old in zip(results, tensors(bound.output), strict=True):
             self.trace.names.discard(new.name)
             new.name = old.name
         forward, backward = _divide(recorded, {proxy.name for proxy in results}, call.before)
@@ -196,6 +183,40 @@ class _Forward:
         return [bound.replace(subsymbols=forward)] if bound.symbol.body is not None else forward
 
 
+def _faults(
+    bound: BoundSymbol, call: RuleCall, results: Sequence[TensorProxy], recorded: Sequence[BoundSymbol]
+) -> Iterator[str]:
+    """Yield what is wrong with the run of a rule, in words. A result that is an argument would delete the call, and an
+    argument without a gradient would be a weight that does not learn."""
+    arguments, originals = tensors((bound.args, bound.kwargs)), tensors(bound.output)
+    new = {each.name for one in recorded for each in tensors(one.output)}.difference(bound.inputs)
+    if len(results) != len(originals):
+        yield f"returned {len(results)} tensors, but it has {len(originals)}"
+    names: dict[str, str] = {}
+    for result, old in zip(results, originals, strict=True):
+        is_right = result.name in new if old.name in bound.outputs else result.name == old.name
+        if not is_right or names.setdefault(result.name, old.name) != old.name:
+            yield f"returns {result}, which is not a new value in the place of {old}: return what the rule computes"
+    for output, _ in call.gets:
+        if not any(output is each for each in results):
+            yield f"reads the gradient of {output}, which is none of the values that it returns"
+    for target in call.targets:
+        if target.name not in bound.inputs:
+            yield f"gives a gradient to {target}, which is none of its arguments"
+    for argument in arguments:
+        if call.active(argument) and not any(argument is each for each in call.targets):
+            yield (
+                f"gives {_argument_name(argument, bound)}, which is {argument}, no gradient: call put_grad(argument, "
+                "gradient), or put_grad(argument, None) if it has none"
+            )
+    for argument, gradient, _ in call.puts:
+        if not isinstance(gradient, TensorProxy) or not sums_to(gradient.shape, argument.shape):
+            what = "another shape" if isinstance(gradient, TensorProxy) else f"type {type(gradient).__name__}"
+            yield f"gives {_argument_name(argument, bound)}, which is {argument}, a gradient of {what}: {gradient}"
+    if call.puts and not call.gets:
+        yield "gives gradients, but reads none of its results: call get_grad(result)"
+
+
 def sums_to(gradient: Sequence[Dim], shape: Sequence[Dim]) -> bool:
     """Return whether autograd sums a gradient of the one shape to the other."""
     extra = len(gradient) - len(shape)
@@ -205,8 +226,8 @@ def sums_to(gradient: Sequence[Dim], shape: Sequence[Dim]) -> bool:
 
 def _argument_name(argument: TensorProxy, bound: BoundSymbol) -> str:
     """Return the user's name for an argument of a call: its position, or its name."""
-    places = [f"argument {i}" for i, each in enumerate(bound.args) if argument in tensors(each)]
-    return next(iter([*places, *[name for name, each in bound.kwargs.items() if argument in tensors(each)]]), "a value")
+    places = [*((f"argument {i}", each) for i, each in enumerate(bound.args)), *bound.kwargs.items()]
+    return next((place for place, each in places if any(argument is one for one in tensors(each))), "a value")
 
 
 def _ignores_an_output(outputs: Sequence[TensorProxy], call: RuleCall) -> bool:

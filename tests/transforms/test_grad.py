@@ -10,7 +10,7 @@ import forge
 from forge import clang, prims
 from forge.api.functional import Direct
 from forge.executors import OperatorExecutor
-from forge.ir import Symbol, Tag, TensorProxy, Trace, get_grad, needs_grad, put_grad, recording, register_grad
+from forge.ir import Symbol, Tag, TensorProxy, Trace, end_grad, get_grad, needs_grad, put_grad, recording, register_grad
 from forge.ir.pytree import tensors
 from forge.prims.core import like
 from forge.transforms.grad import Joint, backward, differentiate
@@ -140,6 +140,84 @@ def test_a_rule_that_returns_too_few_tensors_is_an_error() -> None:
 
     with pytest.raises(RuntimeError, match=r"the gradient rule of test\.grad_pair returned 1 tensors, but it has 2"):
         joint_of(lambda x: pair(x)[0], torch.ones(2), wanted=("x",))
+
+
+def _product(x: TensorProxy, y: TensorProxy, put: Callable, result: Callable = lambda out: out) -> TensorProxy:
+    out = prims.mul(x, y)
+    put(x, y, out)
+    return result(out)
+
+
+def _put_both(x: TensorProxy, y: TensorProxy, out: TensorProxy) -> None:
+    put_grad(x, get_grad(out) * y)
+    put_grad(y, get_grad(out) * x)
+
+
+WRONG_RULES: dict[str, tuple[Callable, str]] = {
+    "an argument": (lambda x, y: _product(x, y, _put_both, lambda _: x), r"returns .*not a new value"),
+    "another value": (
+        lambda x, y: _product(x, y, _put_both, prims.exp),
+        r"reads the gradient of .* none of the v",
+    ),
+    "an argument's gradient": (lambda x, y: _product(x, y, lambda x, y, _: get_grad(x)), r"reads the gradient of x: "),
+    "no gradient": (
+        lambda x, y: _product(x, y, lambda *_: None),
+        r"gives argument 0, which is x: .*, no gradient: call",
+    ),
+    "one gradient": (
+        lambda x, y: _product(x, y, lambda x, y, out: put_grad(x, get_grad(out) * y)),
+        r"gives argument 1, which is y: .*, no gradient: call put_grad",
+    ),
+    "a result's gradient": (
+        lambda x, y: _product(x, y, lambda x, y, out: put_grad(out, get_grad(out) * y)),
+        r"gives a gradient to .*, which is none of its arguments",
+    ),
+    "a number": (
+        lambda x, y: _product(x, y, lambda x, y, _: (put_grad(y, 1.0), put_grad(x, None))),
+        r"gives argument 1, which is y: .*, a gradient of type float: 1\.0",
+    ),
+    "nothing read": (
+        lambda x, y: _product(x, y, lambda x, y, _: (put_grad(x, y), put_grad(y, x))),
+        r"gives gradients, but reads none",
+    ),
+    "a tensor": (
+        lambda x, y: _product(x, y, lambda x, y, _: (put_grad(x, torch.ones(2)), put_grad(y, None))),
+        r"gives argument 0, which is x: .*, a gradient of type Tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_RULES)
+def test_a_rule_that_deletes_its_call_or_forgets_a_gradient_is_an_error(name: str) -> None:
+    rule, message = WRONG_RULES[name]
+    product = Symbol("product", "test.grad_product", body=lambda x, y: prims.mul(x, y), rule=rule)
+    with pytest.raises(RuntimeError, match=rf"<lambda>: the gradient rule of test\.grad_product {message}"):
+        gradients(lambda x, y: product(x, y), leaf(2), leaf(2))
+
+
+def test_a_rule_returns_each_value_once() -> None:
+    def rule(x: TensorProxy) -> Any:
+        out = prims.exp(x)
+        put_grad(x, get_grad(out) * out)
+        return out, out
+
+    pair = Symbol("pair", "test.grad_twice", body=lambda x: (prims.exp(x), prims.sin(x)), rule=rule)
+    with pytest.raises(RuntimeError, match=r"grad_twice returns .*, which is not a new value in the place of "):
+        gradients(lambda x: pair(x), leaf(2))
+
+
+@pytest.mark.parametrize("end", [end_grad, lambda y: put_grad(y, None)], ids=["end_grad", "None"])
+def test_a_rule_may_give_no_gradient_if_it_says_so(end: Callable) -> None:
+    def put(x: TensorProxy, y: TensorProxy, out: TensorProxy) -> None:
+        put_grad(x, get_grad(out) * y)
+        end(y)
+
+    product = Symbol("product", "test.grad_none", body=prims.mul.__call__, rule=lambda x, y: _product(x, y, put))
+    x, y = leaf(2), leaf(2)
+    of_x, of_y = gradients(lambda x, y: product(x, y), x, y)
+    assert torch.equal(of_x, y) and of_y is None
+    (of_x,) = gradients(lambda x, y: product(x, y), x, y.detach())
+    assert torch.equal(of_x, y)
 
 
 def test_an_executors_rule_comes_before_the_symbols_own() -> None:

@@ -428,7 +428,7 @@ def register(
     )
 
     def gradient_rule(hidden: TensorProxy, weight: TensorProxy, bias: TensorProxy | None, *rest: Any) -> TensorProxy:
-        _, _, class_weight, _, _, _, reduction, _ = rest
+        logits, _, class_weight, _, _, _, reduction, _ = rest
         output_mask = (needs_grad(hidden), needs_grad(weight), needs_grad(bias))
         if reduction == "none" or needs_grad(class_weight) or not any(output_mask):
             return NotImplemented
@@ -440,6 +440,7 @@ def register(
             put_grad(weight, scaled(of_weight, g))
         if output_mask[2]:
             put_grad(bias, clang.mul(of_bias, g))
+        put_grad(logits, None)  # their gradient is in the others, of which they are the product
         return out
 
     executor.register_implementation(linear_cross_entropy, loss, checker=checker, grad_transform=gradient_rule)

@@ -282,6 +282,7 @@ def _by_values(symbol: Symbol, values: Callable[..., TensorProxy]) -> None:
         arguments, g = symbol.bind((input, weight, *rest), kwargs), get_grad(out)
         scales = [each for name, each in arguments.items() if name in ("scale", "zero_point")]
         put_grad(arguments["bias"], g)  # summed to the bias's shape
+        put_grad(weight, None)
         if needs_grad(input):
             put_grad(input, clang.matmul(g, values(weight, *scales, g.dtype)))
         if any(map(needs_grad, scales)):
