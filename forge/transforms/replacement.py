@@ -5,8 +5,9 @@ from typing import Any
 
 from forge import torchlang
 from forge.ir import BoundSymbol, LanguageContext, Proxy, TensorProxy, Trace, check, recording
+from forge.ir.memory import Memory
 from forge.ir.printing import in_words
-from forge.ir.pytree import proxies
+from forge.ir.pytree import leaves, proxies
 from forge.ir.symbol import substitute
 from forge.transforms.dce import live_calls
 from forge.transforms.shared_memory import SharedMemory
@@ -22,7 +23,9 @@ def rewrite(trace: Trace, stage: str, rule: Rule, *, language: LanguageContext =
 
     - an earlier value, which drops the call;
     - the result of calls that the rule makes, by torch's functions or by symbols. They replace the call, with its tags,
-      its line of the user's program and the names of its results.
+      its line of the user's program and the names of its results. They may change new values in place, and no other.
+
+    The tags decide whether calls have a gradient, not torch.no_grad in the rule: `detach` ends one there.
 
     Later calls and the output read the new value. A result that the program returns keeps its own memory: its
     replacement is cloned if it may alias another value. Calls without remaining users are dropped.
@@ -34,14 +37,15 @@ def rewrite(trace: Trace, stage: str, rule: Rule, *, language: LanguageContext =
         language: The meaning of operators and methods of proxies in `rule`: torch's by default.
 
     Raises:
-        ValueError: A replacement has another shape, dtype or device.
+        ValueError: A replacement has another shape, dtype or device, or changes an earlier value in place.
     """
     new, values, changed = trace.derive(stage), _Values(trace), False
     with recording(new, language):
         for bound in trace.bound_symbols:
             call = substitute(bound, values.replaced)
             with new.collecting() as recorded, new.set_tags(bound.tags, bound.source):
-                result = rule(call)
+                result = new.memory.read_all(rule(call))
+                _check_writes(stage, call, new.memory, recorded)
                 if result is not None:
                     _check(stage, call, result)
                     outputs = values.with_own_memory(bound, proxies(result), recorded)
@@ -90,13 +94,25 @@ class _Values:
         return [substitute(call, renamed) for call in recorded]
 
 
+def _check_writes(stage: str, bound: BoundSymbol, memory: Memory, recorded: list[BoundSymbol]) -> None:
+    """Raise ValueError if a rule changed a value in place that its calls did not make."""
+    new = {name for call in recorded for name in call.outputs} if memory.dirty else ()
+    for root in (storage.root for storage in memory.dirty):
+        check(
+            root.name in new,
+            lambda root=root: f"{stage}: the replacement of {bound!r} changes {root} in place: return a new value",
+        )
+    memory.dirty.clear()
+
+
 def _check(stage: str, bound: BoundSymbol, result: Any) -> None:
     results, originals = proxies(result), proxies(bound.output)
     check(
         len(results) == len(originals) and all(map(_is_like, results, originals)),
         lambda: (
-            f"{stage}: {bound!r} gives {_in_words(originals)}, but its replacement gives {_in_words(results)}: return "
-            "values of the same shapes, dtypes and devices, or None to keep the call"
+            f"{stage}: {bound!r} gives {_in_words(originals)}, but its replacement gives "
+            f"{_in_words([*leaves(result)])}: return values of the same shapes, dtypes and devices, or None to keep the "
+            "call"
         ),
     )
 
@@ -110,8 +126,14 @@ def _is_like(result: Proxy, original: Proxy) -> bool:
     return all(one == other for one, other in sizes if type(one) is type(other) is int)
 
 
-def _in_words(values: Sequence[Proxy]) -> str:
-    return ", ".join(map(in_words, values)) or "nothing"
+def _in_words(values: Sequence[Any]) -> str:
+    words = (
+        in_words(each)
+        if isinstance(each, Proxy)
+        else f"a {type(each).__name__} that is no value of the program (forge.torchlang.full makes one)"
+        for each in values
+    )
+    return ", ".join(words) or "nothing"
 
 
 def record_as(new: Trace, output: Proxy, make: Callable[[], Proxy]) -> None:

@@ -95,3 +95,43 @@ def test_a_replacement_of_another_shape_is_an_error_with_both() -> None:
         ValueError, match=r"dropped: .*torch.sum.* gives f32\[3\], but its replacement gives f32\[2, 3\]"
     ):
         without("sum")(trace)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [(1.0, "float"), (True, "bool"), ("x", "str"), (torch.ones(2), "Tensor")], ids=str
+)
+def test_a_replacement_that_is_no_value_of_the_program_is_an_error_with_its_type(given: Any, name: str) -> None:
+    trace = forge.trace(lambda x: x.relu() + 1, torch.ones(2))
+    with pytest.raises(ValueError, match=rf"its replacement gives a {name} that is no value of the program \(forge\.t"):
+        rewrite(trace, "dropped", lambda call: given if call.symbol.name == "relu" else None)
+
+
+def _with_item(x: Any) -> Any:
+    y = x.clone()
+    y[0] = 5
+    return y
+
+
+IN_PLACE = {
+    "a method": lambda x: x.tanh_(),
+    "an option": lambda x: F.relu(x, inplace=True),
+    "out": lambda x: torch.tanh(x, out=x),
+    "a view": lambda x: x.view(-1).tanh_(),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_rule_that_changes_an_earlier_value_is_an_error(name: str) -> None:
+    trace = forge.trace(lambda x: (x * 2).tanh() + 1, torch.ones(2))
+    message = r"dropped: the replacement of .*torch\.tanh.* changes t0: f32\[2\] cpu in place: return a new value"
+    with pytest.raises(ValueError, match=message):
+        rewrite(trace, "dropped", lambda call: IN_PLACE[name](call.args[0]) if call.symbol.name == "tanh" else None)
+
+
+@pytest.mark.parametrize("change", [lambda x: (x * 1).tanh_(), _with_item, lambda x: (x + 1).view(-1).mul_(2)])
+def test_a_rule_may_change_its_own_values(change: Any) -> None:
+    def changed(trace: Trace) -> Trace:
+        return rewrite(trace, "dropped", lambda call: change(call.args[0]) if call.symbol.name == "relu" else None)
+
+    x = torch.randn(3)
+    torch.testing.assert_close(jitted(lambda x: (x.relu() + 1, x), changed)(x), (change(x) + 1, x))
