@@ -355,6 +355,9 @@ def _run_with_graph_contiguous(function: Callable, args: tuple, kwargs: dict, po
     return tree_map(lambda leaf: leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf, output), graph
 
 
+GRAPH_FUNCTIONS = run_with_graph, _run_with_graph_contiguous, run_opaque_backward  # of graphs, not the kernel's own
+
+
 def _promises_contiguous(kernel: Kernel) -> bool:
     """Return whether a program assumes contiguous results (forge/executors/hubex/functions.py) that the kernel does not
     guarantee: it allocates them itself, or writes them in a declared dim order."""

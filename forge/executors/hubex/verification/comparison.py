@@ -2,25 +2,30 @@
 the kernel, so it belongs in a separate process where possible."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
+from itertools import combinations
 from typing import Any
 
 import torch
 
 from forge.compiler.claim import choose
 from forge.compiler.standalone import claim
-from forge.executors.calls import Case, NotReproducible, Passes, call_of, format_arguments
+from forge.executors.calls import Case, NotReproducible, Passes, call_of, format_arguments, with_strides
 from forge.executors.executor import Executor
 from forge.executors.hubex.assumptions import Assumption, reference_of
 from forge.executors.hubex.derived import CallWithBackward, record_call, with_backward
 from forge.executors.hubex.executor import HubExecutor
-from forge.executors.hubex.kernels import ALLOCATE, Kernel, compares_values
+from forge.executors.hubex.kernels import Kernel, compares_values
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import verifying
+from forge.executors.hubex.verification.runs import TrainingRun, attempt, is_out_of_memory, run
 from forge.executors.hubex.verification.samples import call_cases, general_cases, variations
+from forge.executors.hubex.verification.sandbox import RemoteFunction
 from forge.executors.hubex.verification.tensors import GuardedMemory, KernelFailure, difference
+from forge.executors.hubex.verification.watched import changed_states, random_states, share_elements, watched
 from forge.executors.registry import resolve_executors
-from forge.ir import Symbol, TensorProxy, Trace
+from forge.ir import TensorProxy, Trace
 from forge.ir.pytree import tensors
 from forge.torch_internals.dispatch import disable_current_modes
 from forge.torch_internals.pytree import tensor_leaves, torch_pytree
@@ -80,13 +85,15 @@ class InconclusiveSample(Exception):
 
 class Comparison:
     """Comparisons of one kernel with its reference. report: called with each sample before the kernel runs on it.
-    gradients: whether gradients are compared. first: the first accepted sample whose dims can be laid out in several
-    ways."""
+    gradients: whether gradients are compared; differentiated: whether one was. first: the first accepted sample whose
+    dims can be laid out in several ways."""
 
     def __init__(self, kernel: Kernel, report: Report = lambda text: None, gradients: bool = True) -> None:
-        self.kernel = kernel
+        self.compares_values = compares_values(kernel)
+        self.kernel = kernel = kernel if isinstance(kernel.function, RemoteFunction) else watched(kernel)
         self.report = report
         self.gradients = gradients
+        self.differentiated = False
         self.accepted = 0
         self.first: Case | None = None
         self.failed: str | None = None
@@ -119,16 +126,25 @@ class Comparison:
         forward = program.claim(self.executors)
         self._check_assumption(case)
         self.report(text)  # before the reference, which takes time too
-        expected = (_Reference if compares_values(self.kernel) else _KernelItself)(self, program, case)
+        expected = (_Reference if self.compares_values else _KernelItself)(self, program, case)
         self.report(text)
         memory = GuardedMemory()
         copies = memory.copy_all_to_guarded(program.tensors, case.offset)
-        outputs = program.outputs(_attempt(partial(_run, forward, memory, copies)))
+        outputs = program.outputs(self._attempt(lambda: run(self.kernel, forward, memory, copies), expected))
         self._check_outputs(outputs, expected, memory)
-        if not self.accepted:  # call it twice: the kernel may return memory that it keeps
-            _attempt(partial(_run, forward, GuardedMemory(), copies))
-        if self.gradients and self.kernel.entry.grad.kind != "none" and case.gradients:
-            self._compare_gradients(program, expected, case)
+        if not self.accepted:  # call it twice: the kernel may return memory that it keeps, or depend on the grad mode
+            attempt(lambda: run(self.kernel, forward, GuardedMemory(), copies), grad=True)
+        if self.gradients and self.kernel.entry.grad.kind != "none":
+            self._compare_training(program, expected, case)
+
+    def _attempt(self, function: Callable[[], Any], expected: "_Reference") -> Any:
+        """Return the result of a run of the kernel. Raises KernelFailure if it draws random numbers, and the reference
+        does not: the program's own would be others."""
+        before = random_states()
+        result = attempt(function)
+        if changed_states(before) and not expected.draws:
+            raise KernelFailure("it changes the state of torch's random numbers, which the operation does not")
+        return result
 
     def _check_assumption(self, case: Case) -> None:
         """Raise InconclusiveSample if the kernel's assumption does not hold, so that the reference would run."""
@@ -139,28 +155,44 @@ class Comparison:
             hint = "" if self.kernel.samples else "; name a function in samples that makes values for which it does"
             raise InconclusiveSample(f"{assumption.name}, which it assumes, does not hold{hint}")
 
-    def _check_outputs(self, outputs: list[torch.Tensor], expected: "_Reference", memory: GuardedMemory) -> None:
+    def _check_outputs(
+        self, outputs: list[torch.Tensor], expected: "_Reference", memory: GuardedMemory, where: str = ""
+    ) -> None:
         memory.check()
         if len(outputs) != len(expected.outputs):
             raise KernelFailure(f"the kernel returns {len(outputs)} tensors, and {len(expected.outputs)} is wanted")
+        for i, j in combinations(range(len(outputs)), 2):
+            if share_elements(outputs[i], outputs[j]) and not share_elements(expected.outputs[i], expected.outputs[j]):
+                raise KernelFailure(f"results {i} and {j} lie in the same memory")
         for i, (actual, reference) in enumerate(zip(outputs, expected.outputs, strict=True)):
-            which = f"result {i}: " if len(outputs) > 1 else ""
+            which = f"result {i}{where}: " if len(outputs) > 1 else f"the result{where}: " if where else ""
             if memory.shares(actual):
                 raise KernelFailure(f"{which}it lies in an input's memory")
             self._check(which, actual, reference, partial(expected.exact_output, i), expected.passes)
 
-    def _compare_gradients(self, program: "_Program", expected: "_Reference", case: Case) -> None:
+    def _compare_training(self, program: "_Program", expected: "_Reference", case: Case) -> None:
+        """Compare the results of a forward for training, and gradients."""
         names = self._differentiated_inputs(program)
+        trains_alike = self.kernel.entry.grad.kind == "composite"
         joint = with_backward(program.trace, names, self.executors) if names else None
-        if joint is None:
+        if joint is None or (trains_alike and not case.gradients):
             return
+        memory = GuardedMemory()
+        copies = memory.copy_all_to_guarded(program.tensors, case.offset)
+        training = self._attempt(lambda: TrainingRun(self.kernel, joint, memory, copies), expected)
+        self._check_outputs(tensor_leaves(training.outputs), expected, memory, " of the forward for training")
+        if not case.gradients:
+            return
+        if not self.differentiated:
+            self.differentiated = True
+            self._run_between(joint, program, case)
+            training.check_saved("another call of the forward overwrites {}")
         for layout, change in _INCOMING.items():
             gradients = [change(_random_like(output)) for output in expected.outputs]
             references = expected.gradients(names, gradients)
-            memory, incoming = GuardedMemory(), GuardedMemory()
-            copies = memory.copy_all_to_guarded(program.tensors, case.offset)
+            incoming = GuardedMemory()
             placed_gradients = [incoming.copy_to_guarded(gradient, 0) for gradient in gradients]
-            actual = _attempt(partial(_run_with_backward, joint, memory, copies, placed_gradients))
+            actual = self._attempt(lambda: training.gradients(placed_gradients), expected)  # noqa: B023  runs here
             if any(not torch.equal(now, before) for now, before in incoming.inputs):
                 raise KernelFailure("the incoming gradient was overwritten")
             memory.check()
@@ -170,6 +202,18 @@ class Comparison:
                     raise KernelFailure(f"{which}there is none")
                 exact = partial(expected.exact_gradient, name, gradients)
                 self._check(which, gradient, references[name], exact)
+
+    def _run_between(self, joint: CallWithBackward, program: "_Program", case: Case) -> None:
+        """Run the forward on other values before the backward, as a program does that calls the kernel twice."""
+        if self.kernel.samples is not None or self.kernel.assumes is not None:  # these define the valid values
+            return
+        others = [
+            with_strides(torch.roll(each, 1), each.stride()) if each.is_floating_point() else each
+            for each in program.tensors
+        ]
+        memory = GuardedMemory()
+        with suppress(KernelFailure):  # the operation need not take these values
+            attempt(lambda: run(self.kernel, joint.forward, memory, memory.copy_all_to_guarded(others, case.offset)))
 
     def _differentiated_inputs(self, program: "_Program") -> list[str]:
         """Return the inputs whose gradients are compared: those that the kernel computes, or all."""
@@ -217,26 +261,12 @@ def _transpose(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.permute(dims).contiguous().permute(dims)
 
 
-_INCOMING = {"": lambda gradient: gradient, " from an expanded one": _expand, " from a transposed one": _transpose}
-
-
-def _attempt(run: Callable[[], Any]) -> Any:
-    try:
-        with torch.no_grad():
-            result = run()
-        if torch.cuda.is_initialized():  # device errors surface only at a synchronization
-            torch.cuda.synchronize()
-        return result
-    except Exception as error:
-        if _is_out_of_memory(error):  # a transient fault of the machine
-            raise
-        text = str(error).strip().splitlines()
-        raise KernelFailure(f"raises {type(error).__name__}{': ' + text[0] if text else ''}") from error
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error reports a lack of memory: Python's, a device's or torch's CPU allocator's error."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+_INCOMING = {
+    "": lambda gradient: gradient,
+    " of a second backward": lambda gradient: gradient,
+    " from an expanded one": _expand,
+    " from a transposed one": _transpose,
+}
 
 
 class _Program:
@@ -281,22 +311,6 @@ def _names(kernel: Kernel, case: Case) -> Iterator[str]:
         yield from [name] if count == 1 else [f"{name}_{i}" for i in range(count)]
 
 
-def _run(trace: Trace, memory: GuardedMemory, inputs: Sequence[Any]) -> Any:
-    """Run a trace; guard bytes surround the memory that it allocates for kernels."""
-    allocate = Symbol(ALLOCATE.name, ALLOCATE.id, meta=memory.allocate, op=memory.allocate)
-    calls = [b.replace(symbol=allocate) if b.symbol is ALLOCATE else b for b in trace.bound_symbols]
-    return trace.derive(trace.stage, calls).python_callable()(*inputs)
-
-
-def _run_with_backward(
-    call: CallWithBackward, memory: GuardedMemory, inputs: list[torch.Tensor], gradients: list[torch.Tensor]
-) -> Any:
-    """Return the gradients of the inputs."""
-    _, saved, numbers = _run(call.forward, memory, inputs)
-    incoming = [gradient for gradient, active in zip(gradients, call.active, strict=True) if active]
-    return _run(call.backward, memory, [*saved, *numbers, *incoming])
-
-
 class _Reference:
     """The results of the reference in eager. Raises InconclusiveSample if the reference does not take the case."""
 
@@ -306,7 +320,9 @@ class _Reference:
         self.passes = case.passes
         if any(tensor.is_cuda and not tensor.is_floating_point() for tensor in program.tensors):
             self._run(torch.Tensor.cpu)  # an index out of range raises on the CPU, and kills the process on a GPU
+        before = random_states()
         self.leaves, self.result = self._run(lambda tensor: tensor)
+        self.draws = bool(changed_states(before))
         self.outputs = [output.detach() for output in tensor_leaves(self.result)]
 
     def _run(self, convert: Callable) -> tuple[list[torch.Tensor], Any]:
@@ -316,7 +332,7 @@ class _Reference:
             with torch.enable_grad():
                 return inputs, self.function(inputs)
         except Exception as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             raise InconclusiveSample(f"the reference raises {type(error).__name__}: {error}") from error
 
@@ -361,9 +377,10 @@ class _KernelItself(_Reference):
     exact = None
 
     def __init__(self, comparison: Comparison, program: _Program, case: Case) -> None:
-        self.program, self.executors, self.passes = program, comparison.executors, case.passes
+        self.kernel, self.executors, self.draws = comparison.kernel, comparison.executors, True
+        self.program, self.passes = program, case.passes
         forward = program.claim(self.executors)
-        self.outputs = tensor_leaves(_attempt(lambda: _run(forward, GuardedMemory(), self._copies())))
+        self.outputs = tensor_leaves(attempt(lambda: run(self.kernel, forward, GuardedMemory(), self._copies())))
         for actual, declared in zip(self.outputs, tensors(program.trace.output), strict=True):
             for what in ("shape", "dtype", "device"):
                 value, expected = getattr(actual, what), getattr(declared, what)
@@ -378,8 +395,8 @@ class _KernelItself(_Reference):
         joint = with_backward(self.program.trace, names, self.executors)
         assert joint is not None, "the same names reached the kernel's outputs before"
         contiguous = [each.contiguous() for each in incoming]
-        run = lambda: _run_with_backward(joint, GuardedMemory(), self._copies(), contiguous)
-        return dict(zip(names, _attempt(run), strict=True))
+        call = lambda: TrainingRun(self.kernel, joint, GuardedMemory(), self._copies()).gradients(contiguous)
+        return dict(zip(names, attempt(call), strict=True))
 
 
 def _reference(comparison: Comparison, program: _Program) -> Callable[[list[torch.Tensor]], Any]:

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -22,11 +21,11 @@ from forge.executors.hubex.assumptions import taken_values
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.messages import Request
 from forge.executors.hubex.verification.process import verifying
+from forge.executors.hubex.verification.watched import changed_states, draw, random_states, watched
 from forge.torch_internals.tensors import storage_address
 
 _PR_SET_PDEATHSIG = 1
 BY_NAME = ("assumes", "samples")  # functions that receive all values, of which they may have parameters for some
-REMEMBERED = 4  # the number of calls whose results are kept, to detect memory that is returned twice
 _DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 FindKernel = Callable[[Request], Kernel | str]  # the kernel, or the reason why it was not found
@@ -55,12 +54,13 @@ class Sandbox:
         return self._ask("find", request)[0]["problem"]
 
     def call(self, role: str, args: Any, kwargs: Any) -> Any:
-        """Return the result of a function of the kernel, and apply its writes to the arguments."""
+        """Return the result of a function of the kernel, and apply its writes to the arguments and to torch's
+        generators."""
         memory = _Memory()
         tree = memory.describe([list(args), kwargs])
-        differentiates = torch.is_grad_enabled() and any(each.requires_grad for each in memory.tensors)
-        reply, blocks = self._ask("call", role, tree, memory.places, memory.blocks(), differentiates)
+        reply, blocks = self._ask("call", role, tree, memory.places, memory.blocks(), torch.is_grad_enabled())
         results = memory.read(reply, blocks)
+        draw(reply["drew"])
         if reply["graph"] is not None:
             flags = reply["differentiable"]
             results = _RemoteCall.apply(self, reply["graph"], memory, flags, results, *memory.tensors)
@@ -71,6 +71,7 @@ class Sandbox:
         memory = _Memory(forward)
         memory.describe(list(gradients))
         reply, blocks = self._ask("backward", graph, memory.places, memory.blocks(len(forward.storages)))
+        draw(reply["drew"])
         return _decode(reply["result"], memory.read(reply, blocks))
 
     def _ask(self, *message: Any) -> tuple[Any, list[bytes]]:
@@ -262,7 +263,6 @@ class _KernelServer:
         self.channel, self._find = channel, find
         self.kernel: Kernel | None = None
         self.graphs: list[tuple[_Memory, list[bytes], list[torch.Tensor], list[torch.Tensor]]] = []
-        self.returned: deque[list[torch.UntypedStorage]] = deque(maxlen=REMEMBERED)
 
     def serve(self) -> None:
         """Serve calls until the judge ends."""
@@ -285,46 +285,29 @@ class _KernelServer:
     def _take(self, request: Request) -> Reply:
         signal.setitimer(signal.ITIMER_REAL, 100 * request.seconds + 600)
         self.graphs.clear()
-        self.returned.clear()
         result = self._find(request)
-        self.kernel = None if isinstance(result, str) else result
+        self.kernel = None if isinstance(result, str) else watched(result)
         torch.manual_seed(0)
+        torch.rand(())  # else a kernel's own seed of zero would change nothing
         return {"problem": result if isinstance(result, str) else None}, []
 
-    def _call(self, role: str, tree: Any, places: list, blocks: Blocks, differentiates: bool) -> Reply:
+    def _call(self, role: str, tree: Any, places: list, blocks: Blocks, grad: bool) -> Reply:
         memory = _Memory()
         memory.add(blocks)
-        inputs = [memory.tensor(each).requires_grad_(differentiates and each["grad"]) for each in places]
+        inputs = [memory.tensor(each).requires_grad_(grad and each["grad"]) for each in places]
         args, kwargs = _decode(tree, inputs)
         function = getattr(self.kernel, role)
-        with torch.set_grad_enabled(differentiates):
+        states = random_states()
+        with torch.set_grad_enabled(grad):
             result = function(*args, **(taken_values(function, kwargs) if role in BY_NAME else kwargs))
         before = [content for _, content in blocks]
         reply, changes, outputs = self._reply(memory, before, result)
-        self._check_returned(outputs, memory, differentiates)
         moving = [each for each in outputs if each.requires_grad]
         if moving:
             self.graphs.append((memory, before, inputs, moving))
         graph = len(self.graphs) - 1 if moving else None
-        return {**reply, "graph": graph, "differentiable": [each.requires_grad for each in outputs]}, changes
-
-    def _check_returned(self, outputs: list[torch.Tensor], memory: _Memory, differentiates: bool) -> None:
-        """Raise for results that a program cannot own: its reads and writes would conflict with later uses by the
-        kernel."""
-        for each in outputs:
-            if type(each) is not torch.Tensor:
-                raise TypeError(f"it returns a {type(each).__name__}, but must return a torch.Tensor")
-            if each.requires_grad and not differentiates:
-                raise RuntimeError("it returns a tensor that requires a gradient, where nothing that it is given does")
-        theirs = {storage_address(each) for each in memory.storages}
-        fresh = [each.untyped_storage() for each in outputs]
-        fresh = [each for each in fresh if each.nbytes() and storage_address(each) not in theirs]
-        before = {
-            storage_address(each) for storages in self.returned for each in storages
-        }  # kept alive, so that no address is reused
-        if any(storage_address(each) in before for each in fresh):
-            raise RuntimeError("it returns memory that it has returned before: the earlier result is overwritten")
-        self.returned.append(fresh)
+        flags = {"graph": graph, "differentiable": [each.requires_grad for each in outputs]}
+        return {**reply, **flags, "drew": changed_states(states)}, changes
 
     def _backward(self, graph: int, places: list, blocks: Blocks) -> Reply:
         forward, before, inputs, outputs = self.graphs[graph]
@@ -332,9 +315,11 @@ class _KernelServer:
         memory.add(blocks)
         gradients = [memory.tensor(each) for each in places]
         targets = [each for each in inputs if each.requires_grad]
+        states = random_states()
         iterator = iter(torch.autograd.grad(outputs, targets, gradients, retain_graph=True, allow_unused=True))
         result = [next(iterator) if each.requires_grad else None for each in inputs]
-        return self._reply(memory, [*before, *(content for _, content in blocks)], result)[:2]
+        reply, changes, _ = self._reply(memory, [*before, *(content for _, content in blocks)], result)
+        return {**reply, "drew": changed_states(states)}, changes
 
     def _reply(
         self, memory: _Memory, before: list[bytes], result: Any

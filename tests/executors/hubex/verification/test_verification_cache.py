@@ -167,7 +167,7 @@ def test_a_forward_that_changed_is_verified_again() -> None:
         grad = {
             "kernel_name": lambda g, x, saved: torch.ops.aten.gelu_backward(g, saved),
             "forward": lambda x: (F.gelu(x) * factor, x),
-            "saves": {"saved": ["T", "[...]"]},
+            "saves": {"saved": ["T", "[..., H]"]},
         }
         shape = {"arg_meta": {"input": "T"}, "type_alias": {"T": [torch.float32]}, "shape": {"input": "[..., H]"}}
         return declared(lambda x: F.gelu(x), name="mine", grad=grad, **shape)

@@ -1,5 +1,6 @@
 """Kernels are verified before they are trusted: a wrong kernel is not used, and causes no other harm."""
 
+import json
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -133,6 +135,84 @@ def test_a_wrong_gradient_is_found(repository: Callable) -> None:
     assert "the gradient of input: values differ by up to" in reason
 
 
+SAVING = {"args": ["grad_output", "saved"], "saves": {"saved": ["T", "[..., H]"]}, "returns": ["input"]}
+
+
+def training(
+    forward: str = "F.gelu(x), x + 0", backward: str = "gelu_backward(grad_output, x)", first: str = ""
+) -> str:
+    """Return the code of a kernel with these expressions of its forward for training and of its backward."""
+    return textwrap.dedent(f"""
+        gelu_backward, kept = torch.ops.aten.gelu_backward, torch.empty(4096)
+
+        def f(x):
+            return F.gelu(x)
+
+        def h(x):
+            y = F.gelu(x)
+            return {forward}
+
+        def g(grad_output, x):
+            return {backward}
+    """)
+
+
+BUFFER = "kept[:x.numel()].view(x.shape)"
+WRONG_TRAINING = {
+    training("y * 1.1, x + 0"): "the result of the forward for training: values differ by",
+    training("y.nan_to_num(3.0), x + 0"): "(NaN): the result of the forward for training: values differ: 3 at [",
+    training("y, x.double()"): "the saved saved: dtype is torch.float64, but is declared to be torch.float32",
+    training("y, x[None]"): "the saved saved: shape is torch.Size([1, 5]), but is declared to be (5,)",
+    training("y, 3"): "the saved saved is a int, but must be a tensor",
+    training("y"): "the forward returns a Tensor, but must return 2: the result, the saved saved",
+    training("y, torch.from_numpy(x.numpy())"): "it returns an argument's memory as a tensor of its own",
+    training("(z := x + 0), z.data"): "it returns another result's memory as a tensor of its own",
+    training(f"y, {BUFFER}.copy_(x)"): "overwrit",
+    training(f"y, x + {BUFFER}.copy_(x) * 0", f"gelu_backward(grad_output, {BUFFER})"): "the gradient of input: va",
+    training(backward="(gelu_backward(grad_output, x), x.numpy().fill(2))[0]"): (
+        "the backward overwrites the saved saved, which another one reads; mutates names what it may overwrite"
+    ),
+    training(backward="grad_output, x"): "the backward returns 2 values, but must return one tensor: the gradient",
+    training(backward="None"): "the backward returns None, but must return one tensor: the gradient of input",
+    training(backward="gelu_backward(grad_output, x + 0 * torch.rand(1))"): "it changes the state of torch's random",
+    training("F.gelu(x + 0 * torch.rand(1)), x + 0"): "it changes the state of torch's random",
+}
+
+
+@pytest.mark.parametrize("how", ["repository", "python"])
+@pytest.mark.parametrize(("code", "reason"), WRONG_TRAINING.items())
+def test_a_forward_for_training_and_its_backward_are_compared(
+    repository: Callable, how: str, code: str, reason: str
+) -> None:
+    x = torch.randn(5, requires_grad=True)
+    for text, is_used in ((training(), True), (code, False)):
+        made = _saving_repository(repository, text) if how == "repository" else _saving_kernel(text)
+        jitted = forge.jit(gelu, kernels=[made])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", HubNotice)
+            jitted(x).sum().backward()
+        rows = forge.explain(jitted).rows
+        assert any(row.executor == "acme.trains" for row in rows) == is_used
+        declined = [text for row in rows for _, text in row.declined]
+        assert is_used or any(reason in each for each in declined), declined
+
+
+def _saving_repository(repository: Callable, code: str) -> str:
+    grad = json.dumps({"kernel_name": "g", "forward": "h", **SAVING})
+    return str(repository("trains", code, **{**GELU, "shape": '{input: "[..., H]"}', "grad": grad}).folder)
+
+
+def _saving_kernel(code: str) -> Any:
+    functions: dict[str, Any] = {"torch": torch, "F": F}
+    exec(textwrap.dedent(code), functions)
+    return forge.kernel(
+        "torch.nn.functional.gelu", functions["f"], name="trains", library="acme", args={"x": "input"},
+        arg_meta={"input": "T"}, type_alias={"T": ["float32"]}, shape={"input": "[..., H]"},
+        where=["approximate == 'none'"],
+        grad={"kernel_name": functions["g"], "forward": functions["h"], **SAVING},
+    )  # fmt: skip
+
+
 HALF = """
     def f(x, weight, bias, eps):
         return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -195,12 +275,98 @@ def test_a_result_in_an_inputs_memory_is_found(repository: Callable) -> None:
             "def f(x):\n    return F.gelu(x).requires_grad_()",
             "raises RuntimeError: it returns a tensor that requires a gradient, where nothing that it is given does",
         ),
+        (
+            "def f(x):\n    with torch.inference_mode():\n        return F.gelu(x)",
+            "raises RuntimeError: it returns a tensor of inference mode, which autograd does not take",
+        ),
+        (
+            "def f(x):\n    return F.gelu(x + 0 * torch.rand(()))",
+            "it changes the state of torch's random numbers",
+        ),
+        ("def f(x):\n    torch.manual_seed(0)\n    return F.gelu(x)", "it changes the state of torch's random numbers"),
+        ("import random\n\ndef f(x):\n    return F.gelu(x + 0 * random.random())", "the state of Python's random numb"),
+        (
+            "def f(x):\n    torch.set_default_dtype(torch.float64)\n    return F.gelu(x)",
+            "it changes torch's default",
+        ),
+        (
+            "def f(x):\n    torch.set_grad_enabled(False)\n    return F.gelu(x)",
+            "it changes the grad mode",
+        ),
+        ("def f(x):\n    torch.set_num_threads(3)\n    return F.gelu(x)", "it changes the number of threads, which is"),
     ],
-    ids=["kept", "list", "None", "parameter", "requires_grad"],
+    ids="kept list None parameter requires_grad inference draws seeds python_random dtype grad_mode threads".split(),
 )
-def test_a_result_that_a_program_cannot_have_for_its_own_is_found(repository: Callable, code: str, reason: str) -> None:
-    made = repository("own", code, **GELU)
-    assert reason in declined(run(gelu, torch.randn(3, 8), by=executor(made)), made)
+@pytest.mark.parametrize("how", ["repository", "python"])
+def test_a_result_that_a_program_cannot_have_for_its_own_is_found(
+    repository: Callable, code: str, reason: str, how: str
+) -> None:
+    if how == "repository":
+        by = executor(repository("own", code, **GELU))
+    else:
+        functions: dict[str, Any] = {"torch": torch, "F": F}
+        exec(code, functions)
+        by = in_python(functions["f"])
+    (row, *_) = run(gelu, torch.randn(3, 8), by=by).rows
+    assert row.executor == "torch" and reason in row.declined[0][1]
+
+
+def test_a_kernel_may_draw_where_the_operation_draws() -> None:
+    @torch.library.custom_op("verify_tests::noise", mutates_args=())
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        return x + 0 * torch.rand(())
+
+    noise.register_fake(torch.empty_like)
+    kernel = forge.kernel("verify_tests::noise", lambda x: x + 0 * torch.rand(()), name="draws", dtypes=[torch.float32])
+    explained = run(lambda x: torch.ops.verify_tests.noise(x) + 1, torch.randn(3, 8), by=kernel_executor([kernel]))
+    assert explained.rows[0].executor == "draws"
+
+
+def test_two_results_in_the_same_memory_are_found() -> None:
+    @torch.library.custom_op("verify_tests::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 0, x + 0
+
+    @twice.register_fake
+    def _(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.empty_like(x), torch.empty_like(x)
+
+    def same(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x + 0
+        return y, y
+
+    def beside(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.stack([x, x], -1).unbind(-1)
+
+    for function, is_used in ((same, False), (beside, True)):
+        kernel = forge.kernel("verify_tests::twice", function, dtypes=[torch.float32])
+        explained = run(
+            lambda x: torch.cat(torch.ops.verify_tests.twice(x)), torch.randn(3, 8), by=kernel_executor([kernel])
+        )
+        row = next(row for row in explained.rows if "twice" in row.operation)
+        assert (row.executor == function.__name__) == is_used
+        assert is_used or "results 0 and 1 lie in the same memory" in row.declined[0][1]
+
+
+def test_a_backward_that_spoils_its_own_graph_is_found() -> None:
+    class Gelu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x + 0)
+            return F.gelu(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            result = torch.ops.aten.gelu_backward(gradient, x)
+            x.numpy().fill(2)
+            return result
+
+    def spoils(x: torch.Tensor) -> torch.Tensor:
+        return Gelu.apply(x)
+
+    explained = run(gelu, torch.randn(4, requires_grad=True), by=in_python(spoils, grad="autograd"))
+    assert "the gradient of input of a second backward: values differ" in str(explained)
 
 
 @pytest.mark.parametrize(
