@@ -16,6 +16,7 @@ from forge.torch_internals import (  # noqa: F401  # whose patches are in the ta
     dynamo_functions,
     dynamo_globals,
     dynamo_guards,
+    dynamo_hooks,
     dynamo_methods,
     dynamo_tensors,
 )
