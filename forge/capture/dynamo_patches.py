@@ -17,6 +17,7 @@ from forge.torch_internals import (  # noqa: F401  # whose patches are in the ta
     dynamo_globals,
     dynamo_guards,
     dynamo_hooks,
+    dynamo_leaves,
     dynamo_methods,
     dynamo_tensors,
 )

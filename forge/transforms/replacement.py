@@ -111,8 +111,8 @@ def _check(stage: str, bound: BoundSymbol, result: Any) -> None:
         len(results) == len(originals) and all(map(_is_like, results, originals)),
         lambda: (
             f"{stage}: {bound!r} gives {_in_words(originals)}, but its replacement gives "
-            f"{_in_words([*leaves(result)])}: return values of the same shapes, dtypes and devices, or None to keep the "
-            "call"
+            f"{_in_words([*leaves(result)])}: return values of the same shapes, dtypes and devices, or None to keep "
+            "the call"
         ),
     )
 

@@ -114,6 +114,25 @@ def a_wrong_backward_raises_what_torch_does() -> bool:
     return True
 
 
+@probe("TensorVariable.method_requires_grad_")
+def an_intermediate_tensor_may_require_gradients() -> bool:
+    jitted = _jit(lambda x, y: ((x * 2).requires_grad_() * y).sum())
+    jitted(torch.ones(3), torch.ones(3, requires_grad=True))
+    return not forge.explain(jitted).graph_breaks
+
+
+@probe("SetAttrBuiltinVariable._call_setattr")
+def an_intermediate_tensor_may_be_set_to_require_gradients() -> bool:
+    def program(x, y):
+        h = x * 2
+        h.requires_grad = True
+        return (h * y).sum()
+
+    jitted = _jit(program)
+    jitted(torch.ones(3), torch.ones(3, requires_grad=True))
+    return not forge.explain(jitted).graph_breaks
+
+
 @probe("TensorVariable.call_method")
 def a_shape_that_changes_in_place_is_seen() -> bool:
     def turned(x):
