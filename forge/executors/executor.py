@@ -50,6 +50,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -217,6 +218,19 @@ class Executor(RenamedMembers):
 
     def __init__(self, name: str) -> None:
         self.name = name
+
+    def __reduce__(self) -> tuple:
+        """Pickled by its name: its functions and symbols are this process's own."""
+        registry = import_module("forge.executors.registry")  # which imports this module
+        check(
+            registry.known_executors().get(self.name) is self,
+            lambda: (
+                f"cannot pickle executor {self.name!r}, which is not registered: call "
+                "forge.executors.register_executor(executor) here and where it is read"
+            ),
+            TypeError,
+        )
+        return registry.registered_executor, (self.name,)
 
     def is_available(self) -> Decision:
         """Return True if it can run, or Declined with the reason (no GPU, not installed)."""

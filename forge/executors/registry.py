@@ -54,7 +54,7 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
         setting = os.environ.get("FORGE_EXECUTORS")
         known_executors()  # registers the default ones
         order = [name.strip() for name in setting.split(",")] if setting else _default_order
-        return [executor for executor in map(_by_name, order) if executor.is_available()]
+        return [executor for executor in map(registered_executor, order) if executor.is_available()]
     check_list(executors, "forge.jit: executors", "names or executors")
     check(bool(executors), lambda: 'forge.jit: executors is empty; executors=["torch"] runs all by torch alone')
     resolved = [_resolve(executor) for executor in executors]
@@ -67,7 +67,8 @@ def resolve_executors(executors: Sequence[str | Executor] | None) -> list[Execut
     return resolved
 
 
-def _by_name(name: str) -> Executor:
+def registered_executor(name: str) -> Executor:
+    """Return the executor of a name. Raises ValueError, naming near ones, if there is none."""
     executors = known_executors()
     check(name in executors, lambda: f"forge.jit: {unknown('executor', name, executors)}")
     return executors[name]
@@ -75,7 +76,7 @@ def _by_name(name: str) -> Executor:
 
 def _resolve(executor: str | Executor) -> Executor:
     if isinstance(executor, str):
-        executor = _by_name(executor)
+        executor = registered_executor(executor)
     check(
         isinstance(executor, (OperatorExecutor, FusionExecutor)),
         lambda: (

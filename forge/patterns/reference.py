@@ -10,7 +10,13 @@ transparent and what depends on sizes matches anything, is what two traces of it
 """
 
 import inspect
+import pickle
+import pkgutil
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -98,8 +104,16 @@ class Pattern:
         self._exact: dict[tuple, tuple[list[str], list[BoundSymbol], list[str]] | None] = BoundedDict(256)
 
     def __reduce__(self) -> tuple:
-        """Pickled as what it is made of."""
-        return Pattern, (self.reference, self.name)
+        """Pickled by its name in a module, where the reference is no longer found. A script's is pickled by the
+        reference's code if cloudpickle is there: the script of another process is another one."""
+        module = self.reference.__module__
+        names = [name for name in (self.reference.__qualname__, self.name) if "<locals>" not in name]
+        place = next((f"{module}:{name}" for name in names if _found(module, name) is self), None)
+        if place is None:
+            return Pattern, (self.reference, self.name)
+        if module == "__main__" and find_spec("cloudpickle") is not None:
+            return _from_code, (import_module("cloudpickle").dumps(self.reference), self.name)
+        return pkgutil.resolve_name, (place,)
 
     def __call__(self, *args: Any) -> Any:
         """Return the reference's results on tensors; while a program is recorded, a call of the symbol."""
@@ -179,6 +193,18 @@ class Pattern:
 
     def __repr__(self) -> str:
         return f"<pattern {self.name}({', '.join(self.parameters)})>"
+
+
+def _found(module: str, name: str) -> Any:
+    """Return the object of a qualified name in a module that is imported; None if there is none."""
+    try:
+        return attrgetter(name)(sys.modules.get(module))
+    except AttributeError:
+        return None
+
+
+def _from_code(code: bytes, name: str) -> Pattern:
+    return Pattern(pickle.loads(code), name)
 
 
 def pattern(reference: Callable) -> Pattern:

@@ -1,5 +1,6 @@
 """The executor API: registration, resolution by name, users' executors."""
 
+import pickle
 import re
 import textwrap
 from collections.abc import Callable
@@ -328,3 +329,18 @@ def test_a_kernel_among_executors_is_told_where_it_goes() -> None:
 def test_what_is_registered_for_is_a_symbol(given: Any) -> None:
     with pytest.raises(TypeError, match=r"mine: register_implementation got .*, but must get a symbol"):
         OperatorExecutor("mine").register_implementation(given, F.gelu)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_registered_executor_pickles_by_its_name_and_so_does_a_module_with_it() -> None:
+    mine = OperatorExecutor("pickled")
+    mine.register_implementation(torch.nn.functional.silu, lambda input, inplace=False: input * torch.sigmoid(input))
+    module = forge.jit(torch.nn.Sequential(torch.nn.SiLU()), executors=[mine, "torch"])
+    with pytest.raises(TypeError, match=r"cannot pickle executor 'pickled', which is not registered: call forge\.exec"):
+        pickle.dumps(module)
+    register_executor(mine)
+    assert pickle.loads(pickle.dumps(mine)) is mine
+    again = pickle.loads(pickle.dumps(module))
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(again(x), torch.nn.functional.silu(x))
+    assert forge.explain(again).rows[0].executor == "pickled"

@@ -1,5 +1,7 @@
 """Patterns: matches, non-matches, and unchanged results of programs with replaced sites."""
 
+import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -666,3 +668,35 @@ def test_a_site_whose_kernel_declines_stays_as_it_is(training: bool) -> None:
     assert [row.operation for row in rows].count("torch.nn.functional.silu") == 2
     (product,) = [row for row in rows if row.operation == "torch.mul"]
     assert ("mine", "dtype float32 not in T (bfloat16)") in product.declined
+
+
+def test_a_shipped_pattern_pickles_as_itself() -> None:
+    for each in (*builtin.ALL, *builtin.OPT_IN):
+        assert pickle.loads(pickle.dumps(each)) is each
+
+
+@forge.pattern
+def squared_relu(x: Any) -> Any:
+    return torch.relu(x) ** 2
+
+
+def test_a_pattern_made_by_the_decorator_pickles_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(squared_relu)) is squared_relu
+    other = forge.Pattern(squared_relu.reference, "other")  # no module has it
+    with pytest.raises(pickle.PicklingError, match="squared_relu"):
+        pickle.dumps(other)
+
+
+def test_a_scripts_pattern_pickles_by_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cloudpickle", reason="needs the extra: pip install forge-jit[hub]")
+
+    def in_script(x: Any) -> Any:
+        return torch.relu(x) ** 2
+
+    in_script.__module__, in_script.__qualname__ = "__main__", "in_script"
+    found = forge.pattern(in_script)
+    monkeypatch.setattr(sys.modules["__main__"], "in_script", found, raising=False)
+    data = pickle.dumps(found)
+    monkeypatch.undo()  # as in a process that runs another script
+    again, x = pickle.loads(data), torch.randn(3)
+    assert again.name == "in_script" and torch.equal(again(x), torch.relu(x) ** 2)
