@@ -6,6 +6,9 @@ own memory: it may be replayed once nothing refers to them; until then another r
 Results for the caller are returned in that memory too if they keep little else alive, by two recordings that
 alternate; large ones as long as the caller drops them before the next call; otherwise they are copied.
 
+Layers that are alike share a program where each is captured by itself: the function is recorded for the parameters of
+each, since their results are alive together.
+
 Results of another graph that have no other references and are read for the last time are donated: the graph that reads
 them reuses their memory, as a backward does with the forward's residuals.
 """
@@ -14,6 +17,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -25,7 +29,7 @@ from forge.ir.checks import in_one_line
 from forge.runtime.cuda_memory import Memory, Pool, acquired
 from forge.runtime.cuda_recorder import recorder, recording_lock
 from forge.runtime.cuda_results import TURNS, HandingOut, Results, Span, memory_of, unique_elements
-from forge.torch_internals.tensors import storage_id
+from forge.torch_internals.tensors import StorageWeakRef, storage_id
 
 _WARM_UP = 3  # calls before a function is recorded: libraries allocate, kernels are compiled
 _WARM = 2  # if its program ran before without graphs: these calls show which inputs move
@@ -40,6 +44,7 @@ _MOST = 12  # recordings in vain, if CUDA graphs were not requested
 _MOST_WRITTEN = 2  # recordings in vain, of a function that writes to inputs that move
 _PROFITABLE = 8  # replays after which a recording has paid for itself
 _UNUSED = 32  # replays of another recording of the same inputs, after which one is dropped
+_MOST_LAYERS = 128  # that share a function
 _COPY_BYTES = 2**26  # of inputs per call, up to which unrequested graphs are recorded
 _log = logging.getLogger("forge.cuda_graphs")
 
@@ -76,6 +81,29 @@ class _Inputs:
     def set(self, place: int, among_all: int, tensor: torch.Tensor | None) -> None:
         """Set the tensor at index `place` among the tensors, and `among_all` among all arguments."""
         self.tensors[place] = self.values[among_all] = tensor
+
+
+class _Parameters:
+    """The parameters of the first call of a function, by the first of them."""
+
+    def __init__(self) -> None:
+        self._place: int | None = None  # among all arguments; -1: there is none
+        self._address = 0
+        self._memory: StorageWeakRef | None = None
+
+    def other(self, arguments: Sequence[Any]) -> torch.nn.Parameter | None:
+        """Return the first parameter of a call if it is another one's; parameters that moved are the same."""
+        if self._place is None:
+            self._place = next((i for i, each in enumerate(arguments) if type(each) is torch.nn.Parameter), -1)
+        if self._place < 0:
+            return None
+        parameter: torch.nn.Parameter = arguments[self._place]
+        if (address := _ADDRESS(parameter)) == self._address:
+            return None
+        if self._memory is not None and not self._memory.expired():
+            return parameter
+        self._address, self._memory = address, StorageWeakRef(parameter.untyped_storage())
+        return None
 
 
 class _Donated(NamedTuple):
@@ -266,9 +294,32 @@ class Graph:
         self._recorded: list[_Recording] = []
         self._is_alone = False  # in its memory
         self._lock = threading.Lock()
+        self._parameters = _Parameters()
+        self._layers: BoundedDict[int, tuple[Graph, StorageWeakRef]] = BoundedDict(
+            _MOST_LAYERS
+        )  # by `_layer`'s address
+        self._like = partial(
+            Graph, name, function, pool, returned, checked, writes, last, transient,
+            is_requested=is_requested, has_symbolic_sizes=has_symbolic_sizes,
+        )  # fmt: skip
 
     def __call__(self, boxed: list[Any]) -> Sequence[Any]:
         """Return the function's results, replayed or computed."""
+        parameter = self._parameters.other(boxed)
+        return self._call(boxed) if parameter is None else self._layer(parameter)._call(boxed)
+
+    def _layer(self, parameter: torch.nn.Parameter) -> "Graph":
+        """Return the graph of other parameters than those of the first call, of which this one is the first."""
+        address = _ADDRESS(parameter)
+        if (layer := self._layers.get(address)) is not None:
+            return layer[0]
+        for freed in [each for each, (_, memory) in self._layers.items() if memory.expired()]:
+            del self._layers[freed]
+        graph = self._like()
+        self._layers[address] = graph, StorageWeakRef(parameter.untyped_storage())
+        return graph
+
+    def _call(self, boxed: list[Any]) -> Sequence[Any]:
         if self.failed is not None or recorder().is_recording():
             return self._function(boxed)
         memory = self._pool.memory()

@@ -1,7 +1,10 @@
 """cuda_graphs="auto": programs that are called often are recorded without a request. Without a GPU, the recorder of
 tests/executors/test_cuda_graphs.py stands in, with programs on the CPU."""
 
+import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -647,3 +650,68 @@ def test_a_gradient_from_another_recording_is_not_copied(device: str) -> None:
         second(first(x)).sum().backward()
     assert not graphs(first)[1]._recorded[0].copied
     assert graphs(second)[1]._recorded[0].copied
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).tanh())
+
+
+class Blocks(nn.Module):
+    """Layers that may be dropped, so that each is captured by itself."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if torch.rand([]) < 1e-9:
+                continue
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_each_of_many_layers_that_share_a_program_is_recorded(
+    device: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays: list[Any] = []
+    run = cuda_graphs._Recording.run
+    monkeypatch.setattr(cuda_graphs._Recording, "run", lambda *args: replays.append(args[0]) or run(*args))
+    count = 14
+    ours = Blocks(count).to(device).train(training)
+    theirs = copy.deepcopy(ours)
+    jitted = forge.jit(ours, executors=EXECUTORS)
+    for _ in range(MANY):
+        replays.clear()
+        x = torch.randn(4, 6, device=device)
+        with torch.set_grad_enabled(training):
+            actual, expected = jitted(x), theirs(x)
+        torch.testing.assert_close(actual, expected)
+        if training:
+            actual.sum().backward()
+            expected.sum().backward()
+    assert len(replays) == count * (1 + training)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_recordings_of_layers_that_are_gone_are_dropped(device: str) -> None:
+    model = Blocks(5).to(device)
+    jitted, x = forge.jit(model, executors=EXECUTORS), torch.randn(4, 6, device=device)
+    with torch.no_grad():
+        call_often(jitted, model, x)
+        (graph,) = graphs(jitted)
+        recorded = [weakref.ref(each) for layer, _ in graph._layers.values() for each in layer._recorded]
+        assert len(graph._layers) == 4 and recorded
+        for block in model.blocks:
+            for parameter in block.parameters():
+                parameter.data = parameter.data.clone()
+        call_often(jitted, model, x)
+    gc.collect()
+    assert len(graph._layers) == 4 and not any(each() for each in recorded)
