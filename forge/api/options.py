@@ -38,15 +38,20 @@ _OF_TORCH_COMPILE = {
     "options": 'they are arguments of forge.jit; torch.compile(model, backend="forge", options={...}) takes them so',
     "disable": "a function that is not given to forge.jit runs in eager",
 }
+# options of forge.jit that a backend does not take
+_OF_JIT = {
+    **dict.fromkeys(("kernels", "layers", "allow_imports"), "forge.use_kernels gives kernels to torch.compile, too"),
+    **dict.fromkeys(("fullgraph", "dynamic"), "give it to torch.compile itself"),
+}
 
 
 def refuse_unknown(caller: str, names: Iterable[str], options: Sequence[str]) -> None:
     """Raise TypeError for an unknown option, with similar names, or with forge's name for torch.compile's."""
     for name in names:
-        advice = _OF_TORCH_COMPILE.get(name)
-        what = (
-            unknown("option", name, options) if advice is None else f"{name!r} is an option of torch.compile; {advice}"
-        )
+        what = unknown("option", name, options)
+        for owner, known in (("torch.compile", _OF_TORCH_COMPILE), ("forge.jit", _OF_JIT)):
+            if name in known:
+                what = f"{name!r} is an option of {owner}; {known[name]}"
         require(name in options, lambda what=what: f"{caller}: {what}", TypeError)
 
 

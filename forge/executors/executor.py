@@ -58,7 +58,7 @@ import torch
 
 from forge import torchlang
 from forge.executors.fingerprint import Fingerprint, fingerprint_of, name_in_torch, owner_of_module
-from forge.ir import BoundSymbol, Symbol, Tag, Trace, check, current_trace
+from forge.ir import BoundSymbol, Symbol, Tag, Trace, check
 from forge.ir.bounded import BoundedDict
 from forge.ir.proxies import UnknownValueError
 from forge.ir.state import state
@@ -297,7 +297,7 @@ class OperatorExecutor(Executor):
             (meta is None) != (like is None),
             lambda: f"{self.name}.register_operator({name!r}): give exactly one of meta and like",
         )
-        meta = meta if like is None else _meta_of(like)
+        meta = meta if like is None else like.definition
         symbol = Symbol(name, f"{self.name}.{name}", meta=meta, tags=frozenset(tags), executor=self, op=fn)
         self._operators[name] = symbol
         return symbol
@@ -581,17 +581,3 @@ def _symbol_of(function: Symbol | Callable, executor: str) -> Symbol:
 
 def _never(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("an implementation's operator is placed by the claim pass, not called while tracing")
-
-
-def _meta_of(symbol: Symbol) -> Callable:
-    body = symbol.body
-    if body is None:
-        return symbol.definition
-
-    def meta(*args: Any, **kwargs: Any) -> Any:
-        """Return the metadata of the symbol that it is like."""
-        with current_trace().collecting():  # the body's calls are not the operator's
-            return body(*args, **kwargs)
-
-    meta.__doc__ = body.__doc__
-    return meta

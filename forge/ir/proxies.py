@@ -343,7 +343,9 @@ class TensorProxy(Proxy):
         method = None if language is None else language.methods.get(name)
         if method is None:
             where = " outside of a trace" if language is None else ""
-            of_torch = f": torch.Tensor.{name} is not traced" if hasattr(torch.Tensor, name) else ""
+            is_core = language is not None and language.call_torch_function is None
+            how = "is no method in metas, bodies and rules: call forge.torchlang" if is_core else "is not traced"
+            of_torch = f": torch.Tensor.{name} {how}" if hasattr(torch.Tensor, name) else ""
             advice = _ON_LAYOUT if name in _LAYOUT else ""
             raise AttributeError(f"a tensor proxy ({self}) has no attribute '{name}'{where}{of_torch}{advice}")
         return _BoundMethod(method, self)

@@ -122,7 +122,7 @@ class Symbol(Generic[R_co]):
     def __call__(self, *args: Any, **kwargs: Any) -> R_co:
         trace = recorder()
         if self.body is None:
-            output = self.definition(*args, **kwargs)
+            output = self.definition(*args, **kwargs) if self.executor is None else self._metadata(args, kwargs)
             trace.record(BoundSymbol(self, args, kwargs, output))
             return output
         scope = trace.open_scope()
@@ -136,6 +136,15 @@ class Symbol(Generic[R_co]):
         if scope:  # an identity (x.to(same dtype), dropout(p=0)) records nothing
             trace.record(BoundSymbol(self, args, kwargs, output, scope))
         return output
+
+    def _metadata(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R_co:
+        """Return the meta's result. Calls that it makes, to compute with proxies, are not the operator's."""
+        trace = recorder()
+        trace.open_scope()
+        try:
+            return self.definition(*args, **kwargs)
+        finally:
+            trace.close_scope()
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name, with defaults."""

@@ -344,3 +344,36 @@ def test_a_registered_executor_pickles_by_its_name_and_so_does_a_module_with_it(
     x = torch.randn(2, 3)
     torch.testing.assert_close(again(x), torch.nn.functional.silu(x))
     assert forge.explain(again).rows[0].executor == "pickled"
+
+
+def test_a_meta_may_compute_with_proxies() -> None:
+    """Its calls are not the operator's, and an execution_transform may call that."""
+    mine = OperatorExecutor("mine")
+    transposed = mine.register_operator("matmul_t", meta=lambda a, b: a @ b.T, fn=lambda a, b: a @ b.t())
+    added = mine.register_operator("add", like=torchlang.add, fn=torch.add)
+
+    def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+        product = transposed(input, weight)
+        return product if bias is None else added(product, bias)
+
+    mine.register_implementation(F.linear, execution_transform=linear)
+    model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    jitted = forge.jit(model, executors=[mine, "torch"])
+    with torch.no_grad():
+        torch.testing.assert_close(jitted(x), model(x))
+    assert [row.executor for row in forge.explain(jitted).rows] == ["mine"]
+
+
+def test_a_method_that_metas_do_not_have_is_an_error_with_the_remedy() -> None:
+    mine = OperatorExecutor("mine")
+    transposed = mine.register_operator("t", meta=lambda x: x.t(), fn=torch.t)
+    mine.register_implementation(torch.t, execution_transform=lambda input: transposed(input))
+    message = r"no attribute 't': torch.Tensor.t is no method in metas, bodies and rules: call forge.torchlang"
+    with pytest.raises(AttributeError, match=message):
+        forge.jit(lambda x: x.t() + 1, executors=[mine, "torch"])(torch.ones(2, 2))
+
+
+def test_a_function_of_functions_that_run_has_no_note() -> None:
+    jitted = forge.jit(lambda x: F.softmax(F.softsign(x), -1) + 1, executors=["torch"])
+    jitted(torch.randn(2, 3))
+    assert [row.declined for row in forge.explain(jitted).rows if row.declined] == []

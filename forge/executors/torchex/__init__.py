@@ -38,10 +38,10 @@ from forge.executors.torchex import (
     strided,
     windows,
 )
-from forge.executors.torchex.core import torch_prims, torchex
+from forge.executors.torchex.core import composites, torch_prims, torchex
 
 for _id, _symbol in torchlang.all_symbols().items():
-    if _id not in torchex.implementations:
+    if _id not in torchex.implementations and _symbol not in composites:
         torchex.register_implementation(_symbol, torchlang.torch_function_of(_symbol))
 
 __all__ = ["torch_prims", "torchex"]

@@ -8,7 +8,7 @@ prims and clang symbols, in which gradients and decompositions are written, by t
 from collections.abc import Callable
 from typing import Any
 
-from forge.executors.executor import Decision, OperatorExecutor, decline
+from forge.executors.executor import OperatorExecutor
 from forge.executors.registry import register_executor
 from forge.ir import Symbol
 from forge.torchlang import torch_function_of
@@ -55,6 +55,5 @@ def run_torchlang(
     )
 
 
-def as_what_it_calls(*args: Any, **kwargs: Any) -> Decision:
-    """Decline every call: the checker of a symbol whose torch function is Python code around others, which run."""
-    return decline("torch runs the functions that this one calls")
+# symbols whose torch function is Python code around others, which run
+composites: set[Symbol] = set()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from forge import prims, torchlang
-from forge.executors.torchex.core import as_what_it_calls, run_prim, run_prims, run_torchlang, torchex
+from forge.executors.torchex.core import composites, run_prim, run_prims, run_torchlang, torchex
 from forge.ir import Symbol, Tag
 from forge.torchlang import parameter_shards as shards
 from forge.torchlang.collective_watch import collective_error
@@ -13,8 +13,7 @@ from forge.torchlang.collective_watch import collective_error
 if torch.distributed.is_available():
     functional = torch.ops._c10d_functional
 
-    for symbol in (torchlang.redistributed, torchlang.spreading, torchlang.unsharded):
-        run_torchlang(symbol, checker=as_what_it_calls)
+    composites.update((torchlang.redistributed, torchlang.spreading, torchlang.unsharded))
 
     run_prims({prims.all_reduce: functional.all_reduce})
     run_prims({prims.unshard: shards.gather_alone, prims.reduce_to_shard: shards.reduce_alone})

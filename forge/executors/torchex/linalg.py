@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from forge import clang, prims, torchlang
-from forge.executors.torchex.core import as_what_it_calls, run_clang, run_torchlang, torch_prims, torchex
+from forge.executors.torchex.core import composites, run_clang, run_torchlang, torch_prims, torchex
 from forge.executors.torchex.memory import ROW_BYTES
 from forge.ir import Tag, TensorProxy, get_grad, needs_grad, put_grad
 from forge.prims.core import like
@@ -89,8 +89,7 @@ def _choose_grouped_mm(a: TensorProxy, b: TensorProxy, offs: TensorProxy | None 
 
 torchex.register_implementation(prims.grouped_mm, execution_transform=_choose_grouped_mm)
 torch_prims.register_implementation(prims.grouped_mm, _grouped_mm)
-for _symbol in (torchlang.grouped_mm, torchlang.grouped_mm_by_position):
-    run_torchlang(_symbol, checker=as_what_it_calls)
+composites.update((torchlang.grouped_mm, torchlang.grouped_mm_by_position))
 
 
 def _cdist_backward(

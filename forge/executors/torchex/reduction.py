@@ -4,11 +4,10 @@ import torch
 
 from forge import clang, prims, torchlang
 from forge.executors.torchex.core import (
-    as_what_it_calls,
+    composites,
     run_clang,
     run_prim,
     run_prims,
-    run_torchlang,
     torch_prims,
     torchex,
 )
@@ -54,8 +53,7 @@ def nanmedian(x: torch.Tensor, dim: int) -> tuple:
     return torch.nanmedian(x.contiguous(), dim)
 
 
-for _symbol in (torchlang.median, torchlang.nanmedian):
-    run_torchlang(_symbol, checker=as_what_it_calls)
+composites.update((torchlang.median, torchlang.nanmedian))
 
 
 @run_prim(prims.sort)
