@@ -50,8 +50,9 @@ Passes = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
 @dataclass(frozen=True)
 class Case:
     """A call on real tensors. note: their special property. offset: the storage offset of each tensor, in elements.
-    strides_known: whether the checker sees the strides. gradients: whether they are compared. passes: accepts the
-    kernel's and eager's results if these are right however they differ."""
+    strides_known: whether the checker sees the strides. gradients: whether they are compared; layouts: whether incoming
+    ones of other layouts are. passes: accepts the kernel's and eager's results if these are right however they
+    differ."""
 
     args: tuple
     kwargs: dict[str, Any]
@@ -60,6 +61,7 @@ class Case:
     strides_known: bool = True
     gradients: bool = True
     passes: Passes = None
+    layouts: bool = True
 
 
 def with_strides(values: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
@@ -88,20 +90,20 @@ def _format_argument(name: str, value: Any, note: str) -> Iterator[str]:
         yield f"{name}={show(value)}"
 
 
-def call_of(args: tuple, kwargs: dict) -> Call:
-    """Return a call on proxies or tensors as data, with symbolic numbers as their values in this run. Raises
-    NotReproducible."""
-    return Call(tuple(args), dict(kwargs)).map(_to_meta)
+def call_of(args: tuple, kwargs: dict, number: Callable[[Any], Any] | None = None) -> Call:
+    """Return a call on proxies or tensors as data. number: maps a number that may be symbolic to data; by default, to
+    its value in this run. Raises NotReproducible."""
+    return Call(tuple(args), dict(kwargs)).map(lambda leaf: _to_meta(leaf, number or _number))
 
 
-def _to_meta(leaf: Any) -> Any:
+def _to_meta(leaf: Any, number: Callable[[Any], Any]) -> Any:
     leaf = plain(leaf)
     if isinstance(leaf, (TensorProxy, torch.Tensor)):
         strides = leaf.strides if isinstance(leaf, TensorProxy) else leaf.stride()
-        numbers = None if strides is None else tuple(map(_number, strides))
-        return Meta(tuple(map(_number, leaf.shape)), leaf.dtype, torch.device(leaf.device), numbers)
+        numbers = None if strides is None else tuple(map(number, strides))
+        return Meta(tuple(map(number, leaf.shape)), leaf.dtype, torch.device(leaf.device), numbers)
     if isinstance(leaf, SYMBOLIC_TYPES):
-        return _number(leaf)
+        return number(leaf)
     if isinstance(leaf, PLAIN):
         return leaf
     raise NotReproducible(f"the kernel cannot be verified: its argument {leaf!r} cannot be made in another process")

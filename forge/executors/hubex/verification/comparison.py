@@ -4,7 +4,7 @@ the kernel, so it belongs in a separate process where possible."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from forge.executors.hubex.kernels import Kernel, compares_values
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.runs import TrainingRun, attempt, is_out_of_memory, run
-from forge.executors.hubex.verification.samples import call_cases, general_cases, variations
+from forge.executors.hubex.verification.samples import call_cases, general_cases, symbolic_cases, variations
 from forge.executors.hubex.verification.sandbox import RemoteFunction
 from forge.executors.hubex.verification.tensors import GuardedMemory, KernelFailure, difference
 from forge.executors.hubex.verification.watched import changed_states, random_states, share_elements, watched
@@ -67,7 +67,8 @@ def _cuda_devices(device: torch.device) -> list[int]:
 
 def _cases(kernel: Kernel, question: Question) -> Iterator[Case]:
     if question.call is not None:
-        return call_cases(kernel, question.call)
+        cases = call_cases(kernel, question.call)
+        return cases if question.symbolic is None else chain(cases, symbolic_cases(kernel, question.symbolic))
     return general_cases(kernel, question.device, question.dtype)
 
 
@@ -187,7 +188,7 @@ class Comparison:
             self.differentiated = True
             self._run_between(joint, program, case)
             training.check_saved("another call of the forward overwrites {}")
-        for layout, change in _INCOMING.items():
+        for layout, change in _INCOMING.items() if case.layouts else [("", _INCOMING[""])]:
             gradients = [change(_random_like(output)) for output in expected.outputs]
             references = expected.gradients(names, gradients)
             incoming = GuardedMemory()

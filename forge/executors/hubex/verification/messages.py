@@ -8,18 +8,20 @@ import torch
 
 from forge.executors.calls import Call
 from forge.executors.hubex.kernels import Origin
+from forge.executors.hubex.verification.symbolic import SymbolicCall
 from forge.hub.manifest import KernelEntry
 
 
 @dataclass(frozen=True)
 class Question:
     """A request to verify a kernel, for calls such as `call`, or in general for a device and dtype. gradients: whether
-    gradients are compared too."""
+    gradients are compared too. symbolic: the call in terms of its symbolic sizes."""
 
     device: torch.device
     dtype: torch.dtype
     call: Call | None = None
     gradients: bool = True
+    symbolic: SymbolicCall | None = None
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,16 @@ from forge.executors.calls import Call, Case, Meta, NotReproducible, call_of, wi
 from forge.executors.hubex.assumptions import taken_values
 from forge.executors.hubex.kernels import Kernel
 from forge.executors.hubex.verification.generic import generic_calls
-from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, search
+from forge.executors.hubex.verification.search import Constraints, Values, arguments, dtype_of, lengths, record, search
+from forge.executors.hubex.verification.symbolic import SymbolicCall
+from forge.ir.pytree import tensors
 from forge.ir.strides import without_gaps
 from forge.testing import OpInfo, all_opinfos, make_tensor
 
 ODD = (1, 7, 100)
 LARGE = 1 << 20
+LONG = (128, 129, 256, 257, 512, 513, 1000, 2048, 2049, 4096, 4097)
+USUAL_LENGTH = 128
 _NEAR_ZERO = 0.05
 HUGE = 100.0  # its exponential overflows float32; its rounding in a sum is within tolerances
 SPECIAL = {
@@ -149,6 +153,41 @@ def variations(kernel: Kernel, call: Call) -> Iterator[Case]:
     first = next((meta for meta in small.metas if meta.shape), None)
     if first is not None and not kernel.particular:
         yield values.case(with_lengths(small, {first.shape[0]: 0}), "empty")
+
+
+def symbolic_cases(kernel: Kernel, symbolic: SymbolicCall) -> Iterator[Case]:
+    """Yield a call at small, odd and large sizes of each of its symbols, the others at their least."""
+    values = _Values(kernel, symbolic.at({}))
+    for position in range(len(symbolic.ranges)):
+        small = (symbolic.at({position: size}) for size in ODD if symbolic.allows(position, size))
+        for call in (*small, *islice(_long_calls(kernel, symbolic, position), 2)):
+            yield replace(values.case(call), layouts=False)
+
+
+def _long_calls(kernel: Kernel, symbolic: SymbolicCall, position: int) -> Iterator[Call]:
+    """Yield the call at the largest size of a symbol that the constraints allow and some MB hold, then at half of it,
+    and so on. Constant sizes are made smaller if that is needed."""
+    constraints, last = Constraints(kernel), 2 * LONG[-1]
+    wide = dict.fromkeys((size for size in symbolic.sizes if size > USUAL_LENGTH), USUAL_LENGTH)
+    for size in sorted({*LONG, symbolic.ranges[position][1] or LONG[-1]}, reverse=True):
+        if size > last / 2 or size in wide or not symbolic.allows(position, size):
+            continue
+        call = symbolic.at({position: size})
+        allowed = (each for each in (call, with_lengths(call, wide)) if not constraints.violations(each))
+        found = next((each for each in allowed if _largest(kernel, each) <= LARGE), None)
+        if found is not None:
+            last = size
+            yield found
+
+
+def _largest(kernel: Kernel, call: Call) -> int:
+    """Return the number of elements of the largest tensor of a call and its decomposition."""
+    calls, largest = list(record(kernel, call).bound_symbols), 0
+    while calls:
+        bound = calls.pop()
+        calls += bound.subsymbols
+        largest = max([largest, *(int(prod(each.shape)) for each in tensors([bound.args, bound.kwargs, bound.output]))])
+    return largest
 
 
 class _Values:

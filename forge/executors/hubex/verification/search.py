@@ -54,19 +54,10 @@ class Constraints:
 
     def _problem_of_operation(self, call: Call) -> frozenset[Any]:
         """Return a set of the operation itself if it raises for a call, else an empty set."""
-        trace = Trace("search")
-        with recording(trace, clang.language):
-            proxy_call = call.map(
-                lambda leaf: (
-                    trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=leaf.strides)
-                    if isinstance(leaf, Meta)
-                    else leaf
-                )
-            )
-            try:
-                self.kernel.target.symbol(*proxy_call.args, **proxy_call.kwargs)
-            except Exception:  # the comparison reports its error
-                return frozenset({self.kernel.target.symbol})
+        try:
+            record(self.kernel, call)
+        except Exception:  # the comparison reports its error
+            return frozenset({self.kernel.target.symbol})
         return frozenset()
 
     def variables(self, call: Call) -> dict[str, Any]:
@@ -93,6 +84,21 @@ class Constraints:
                     side = side.value
                 if isinstance(side, ast.Name) and side.id == name:
                     yield from _values_of(other, variables)
+
+
+def record(kernel: Kernel, call: Call) -> Trace:
+    """Return a program of a call of the kernel's symbol."""
+    trace = Trace("search")
+    with recording(trace, clang.language):
+        on_proxies = call.map(
+            lambda leaf: (
+                trace.tensor(leaf.shape, leaf.dtype, leaf.device, strides=leaf.strides)
+                if isinstance(leaf, Meta)
+                else leaf
+            )
+        )
+        kernel.target.symbol(*on_proxies.args, **on_proxies.kwargs)
+    return trace
 
 
 def _stand_in(meta: Meta) -> TensorProxy:

@@ -27,13 +27,14 @@ from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.kernels import Kernel, compares_values
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import Worker, ask_fork, can_fork, pickle_kernel, verifying
+from forge.executors.hubex.verification.symbolic import symbolic_call
 from forge.hub.errors import HubNotice
 from forge.ir.source import warn
 from forge.support import owner_only_store
 from forge.support.dtypes import dtype_name
 from forge.support.owner_only_store import user_cache
 
-FORMAT = 3
+FORMAT = 4
 HEAD = f"forge verdict {FORMAT}\n".encode()
 SIZE = 64 << 20  # the limit of the cache in bytes
 SECONDS = 60.0
@@ -72,14 +73,15 @@ class Verifier:
         if verifying.active:
             return decline("another kernel is being verified, which may be what it calls")
         try:
-            call = call_of(args, kwargs)
+            call, symbolic = call_of(args, kwargs), symbolic_call(args, kwargs)
         except NotReproducible as reason:
             return decline(str(reason))
         first = next(iter(call.metas), None)
         if first is None:
             return decline("the kernel cannot be verified: no argument is a tensor")
         with self._lock:
-            return self._decide(kernel, Question(first.device, first.dtype), Question(first.device, first.dtype, call))
+            general = Question(first.device, first.dtype)
+            return self._decide(kernel, general, replace(general, call=call, symbolic=symbolic))
 
     def _decide(self, kernel: Kernel, general: Question, particular: Question) -> Decision:
         subject = fingerprint(kernel)

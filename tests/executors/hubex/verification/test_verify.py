@@ -24,8 +24,9 @@ from forge.executors.executor import Executor
 from forge.executors.hubex import Verifier, kernel_executor, operators
 from forge.executors.hubex.fingerprint import fingerprint
 from forge.executors.hubex.verification import process, verification_cache
+from forge.executors.hubex.verification.messages import Answer
 from forge.executors.hubex.verification.process import can_fork
-from forge.executors.hubex.verification.samples import call_cases, general_cases
+from forge.executors.hubex.verification.samples import call_cases, general_cases, symbolic_cases
 from forge.hub import HubNotice
 from forge.hub.manifest import kernel
 from tests.hub.repositories import (
@@ -542,6 +543,56 @@ def test_a_symbolic_length_is_verified_as_it_is_in_this_run(repository: Callable
     torch.testing.assert_close(jitted(x[:4]), gelu(x[:4]))
     assert claimed(forge.explain(jitted), made) == 1
     assert [question.call.metas[0].shape for question in asked if question.call is not None] == [(5, 3)]
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "reason"),
+    [
+        (" + (x.numel() > 5000)", "", "input: float32[4097, 3]: values differ by up to 1"),
+        ("", " + (x.numel() > 5000)", "input: float32[4097, 3]: the gradient of input: values differ by up to 1"),
+    ],
+    ids=["forward", "backward"],
+)
+def test_a_symbolic_length_is_verified_at_large_sizes_too(
+    repository: Callable, forward: str, backward: str, reason: str
+) -> None:
+    code = f"def f(x):\n    return F.gelu(x){forward}\n\n\ndef g(grad_output, x):\n    return {GELU_BACKWARD}{backward}"
+    made = repository("long", code, **{**GELU, "grad": BACKWARD})
+    jitted = forge.jit(gelu, executors=[executor(made), "torch"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HubNotice)
+        for rows in (4, 5, 2000):
+            x = torch.randn(rows, 3, requires_grad=True)
+            torch.testing.assert_close(jitted(x), gelu(x))
+            torch.testing.assert_close(*(torch.autograd.grad(each(x).sum(), x) for each in (jitted, gelu)))
+    declined = [text for row in forge.explain(jitted).rows for _, text in row.declined]
+    assert f"failed verification on {reason}" in declined[0]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dynamic", "largest"),
+    [
+        (((3, 5, 64), (64,)), (0, 1), {(4097, 2, 64), (2048, 2, 64), (2, 4097, 64), (2, 2048, 64)}),
+        (((3, 5, 4096), (4096,)), (1,), {(3, 2049, 128), (3, 1000, 128)}),  # 4096 is too wide for as many rows
+    ],
+)
+def test_the_large_sizes_of_symbols_are_of_some_megabytes(shapes: tuple, dynamic: tuple, largest: set) -> None:
+    asked = []
+    weighted = forge.kernel(
+        F.rms_norm, lambda input, weight: F.rms_norm(input, weight.shape, weight), name="weighted", grad="none",
+        dtypes=[torch.float32], shape={"input": "[..., H]", "weight": "[H]"}, args=["input", "weight"],
+        where=["normalized_shape == (H,)", "eps is None"],
+    )  # fmt: skip
+    verifier = Verifier()
+    verifier.answer = verifier._answer = lambda kernel, subject, question: asked.append(question) or Answer(None, 1)
+    x, weight = map(torch.randn, shapes)
+    for dim in dynamic:
+        torch._dynamo.mark_dynamic(x, dim)
+    by = kernel_executor([weighted], verify=verifier)
+    forge.jit(lambda x, weight: F.rms_norm(x, weight.shape, weight) + 1, executors=[by, "torch"])(x, weight)
+    symbolic = next(question.symbolic for question in asked if question.symbolic is not None)
+    sizes = {tuple(case.args[0].shape) for case in symbolic_cases(weighted, symbolic)}
+    assert {size for size in sizes if max(size[:-1]) > 100} == largest
 
 
 def test_the_worker_serves_on_after_a_crash(repository: Callable) -> None:
