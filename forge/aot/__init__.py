@@ -5,7 +5,7 @@ tree.py          nests of arguments and results as plain data
 signature.py     the inputs of a program: what a call must give, by how it is given
 call.py          the generated function that checks a call and runs the program
 dim_names.py     the user's names of sizes
-entry.py         one entry point, compiled
+entry_point.py   one entry point, compiled
 package.py       AOTInductor's packages
 functions.py     forge's own form
 kernels.py       the kernels of repositories that a program runs

@@ -1,7 +1,7 @@
 """Compiled programs on disk: a second process that captures the same graph skips recording, gradients, claiming and
 code generation.
 
-entry.py              the cache entry of a captured graph: loads a program, or writes one
+cache_entry.py        the cache entry of a captured graph: loads a program, or writes one
 graphs.py, keys.py    the key: the graph in words, modes, options and versions, as one hash
 guards.py             the guards on sizes that a program was compiled under
 programs.py           conversion between a CompiledPlan and text with a table of the objects that it names

@@ -137,8 +137,8 @@ class _Decision(NamedTuple):
 class Autotuner:
     """Selection by measurement, for one program.
 
-    build: compiles a program of one call. about: the options that times depend on. found: the list to which
-    measurements are appended. on_disk: whether times are stored for other processes.
+    build: compiles a program of one call. about: the options that times depend on. measurements: the list
+    to which its own are appended. on_disk: whether times are stored for other processes.
     """
 
     def __init__(self, build: Build, about: str, measurements: list[Measurement], *, on_disk: bool) -> None:

@@ -66,8 +66,8 @@ def in_order(
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """The executor that runs one call, and the reasons of those that declined it. It refers to the call by name, not by
-    object: a program's claims live as long as the program.
+    """The executor that runs one call, and the reasons of those that declined it. It has only names of the call:
+    a program's claims live as long as the program.
 
     results: the metadata of `outputs`, in words. region: the fused region of the final trace that contains the call.
     fallback: the executor that runs it if the region fails.

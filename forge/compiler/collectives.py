@@ -34,10 +34,10 @@ class Collective(NamedTuple):
         group: The name under which torch knows the process group.
         group_size: The number of its processes; None where this process does not know the group.
         tensors: The number of tensors that are sent together.
-        Bytes of the full tensors: all that is gathered, or what is reduced, scattered or exchanged.
+        bytes: The size of the full tensors: all that is gathered, or what is reduced, scattered or exchanged.
         start: The position of the call that starts it in the trace.
         wait: The position of the call that waits for it; `start` if that is the same call, None if no call waits.
-        The names of the calls that compute while the message is in flight.
+        overlap: The names of the calls that compute while the message is in flight.
         source: The user's line, or None.
     """
 

@@ -1,6 +1,7 @@
 """A program that compiles one library and loads it once: python compiler.py < request.json, run by forge.hub.build.
 
-It is a separate process so that a library which aborts on loading does not abort forge. It imports nothing of forge.
+It is a separate process so that a library which aborts on loading does not abort forge. Of forge it imports
+torch_internals alone, which starts nothing.
 """
 
 import json

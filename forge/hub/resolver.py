@@ -24,8 +24,7 @@ class Selection:
     """The variants chosen for loading, before any of their files is fetched.
 
     commit: None for a folder. build: the folder that holds the variants. choice: the variants that fit, the best
-    first, and the reasons against the others. record: the Hub's listing. locked: the entry of the lock file. cached:
-    whether it is served from the cache alone.
+    first, and the reasons against the others. record: the Hub's listing. locked: the entry of the lock file.
     """
 
     source: Source

@@ -32,9 +32,9 @@ class Sources(NamedTuple):
     """The locations where a differentiable backward finds the program's inputs, each with its autograd history.
 
     saved: indices among the saved tensors, by the input's position. remembered: positions of the other tensors that it
-    may read; mutated: the subset that the program mutates. numbers: positions of inputs that are not tensors.
-    detached: positions of inputs that require grad and to which no output's gradient flows: an edge to one would call
-    its hooks with None, and fix the shape of its gradient.
+    may read; mutated: positions of those that the program mutates, which are copied. numbers: positions of inputs that
+    are not tensors. detached: positions of inputs that require grad and to which no output's gradient flows: an edge to
+    one would call its hooks with None, and fix the shape of its gradient.
     """
 
     saved: dict[int, int]

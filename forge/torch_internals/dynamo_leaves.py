@@ -36,9 +36,9 @@ _LEAVES = "_forge_leaves"
 )
 def _requires_grad_(self: Any, tx: Any, requires_grad: Any = True) -> Any:
     """Replace the tensor by a leaf that shares its memory."""
-    wanted = requires_grad if isinstance(requires_grad, bool) else requires_grad.as_python_constant()
+    is_on = requires_grad if isinstance(requires_grad, bool) else requires_grad.as_python_constant()
     example = self.as_proxy().node.meta["example_value"]
-    is_new = wanted and not example.requires_grad and (example.is_floating_point() or example.is_complex())
+    is_new = is_on and not example.requires_grad and (example.is_floating_point() or example.is_complex())
     if not is_new or self.source or getattr(tx.speculation_log, _BREAKS, False):
         return _requires_grad_.original(self, tx, requires_grad)
     proxy = tx.output.create_proxy("call_method", "detach", (self.as_proxy(),), {})

@@ -175,8 +175,8 @@ def attend(
         value: Like key.
         mask: None, or bools (True takes part) or numbers (added), which broadcast to (batch, heads, queries, length).
         scale: The factor of the products.
-        update: (position, new key, new value): written to key and value at these positions before. position: (queries,)
-            of integers; the others: (batch, heads of key, queries, width).
+        update: (position, new key, new value): written to key and value at these positions before. The position
+            has the shape (queries,), and the others (batch, heads of key, queries, width).
 
     Returns:
         (batch, heads, queries, width), in memory in the order (batch, queries, heads, width).
