@@ -337,10 +337,6 @@ def test_an_option_of_torch_compile_is_told_by_its_name_here(option, told):
 @pytest.mark.parametrize(
     ("option", "remedy"),
     [("kernels", "forge.use_kernels gives"), ("layers", "forge.use_kernels"), ("dynamic", "give it to torch.compile")],
-        ("kernels", "forge.use_kernels gives"),
-        ("layers", "forge.use_kernels gives"),
-        ("dynamic", "give it to torch.com"),
-    ],
 )
 def test_an_option_that_the_backend_does_not_take_is_told_with_the_remedy(option, remedy):
     compiled = torch.compile(torch.sin, backend="forge", options={option: []})
