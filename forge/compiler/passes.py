@@ -460,13 +460,16 @@ def fuse(trace: Trace, context: Context) -> Trace:
 
 
 def restride_outputs(trace: Trace, context: Context) -> Trace:
-    """Restore eager's strides of outputs for which they were recorded, where other calls than eager's compute them.
+    """Restore eager's strides of outputs for which they were recorded, where other calls than eager's compute them, or
+    a value that they depend on.
 
     Attention's outputs have eager's strides, and its backward reads them as its kernel wrote them."""
     others = [each for each in context.claims if each.level or each.operation in WINDOWED]
     apart = [name for each in others for name in each.outputs if name in context.returned]
+    foreign = {name for bound in trace.bound_symbols if _runs_code_of_others(bound) for name in bound.outputs}
     attention_outputs = {name for each in context.claims if each.operation == attention.id for name in each.outputs}
-    return layout.with_strides(trace, {*context.eager_strides, *apart} - attention_outputs, context.layouts)
+    targets = {*context.eager_strides, *apart, *(context.returned if foreign else ())}
+    return layout.with_strides(trace, targets - (attention_outputs - foreign), context.layouts)
 
 
 def join_copies(trace: Trace, context: Context) -> Trace:

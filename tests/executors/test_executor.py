@@ -377,3 +377,24 @@ def test_a_function_of_functions_that_run_has_no_note() -> None:
     jitted = forge.jit(lambda x: F.softmax(F.softsign(x), -1) + 1, executors=["torch"])
     jitted(torch.randn(2, 3))
     assert [row.declined for row in forge.explain(jitted).rows if row.declined] == []
+
+
+STRIDED_PROGRAMS = {
+    "a result": torch.tanh,
+    "computed from it": lambda x: torch.tanh(x) * 2,
+    "of several": lambda x: (torch.tanh(x), torch.relu(torch.tanh(x)), x + 1),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED_PROGRAMS)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_strides_of_an_implementations_result_are_eagers(name: str, dynamic: bool, grad: bool) -> None:
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torch.tanh, lambda input: input.t().contiguous().t().tanh())
+    program, x = STRIDED_PROGRAMS[name], torch.randn(4, 8, requires_grad=grad)
+    jitted = forge.jit(program, executors=[mine, "torch"], dynamic=dynamic)
+    results, expected = (each if isinstance(each, tuple) else (each,) for each in (jitted(x), program(x)))
+    torch.testing.assert_close(results, expected)
+    assert [each.stride() for each in results] == [each.stride() for each in expected]
+    assert "mine" in {row.executor for row in forge.explain(jitted).rows}
