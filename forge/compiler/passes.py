@@ -134,9 +134,9 @@ def patterns(trace: Trace, context: Context) -> Trace:
     return replace_patterns(trace, candidates, is_taken)[0]
 
 
-def compose_attention(trace: Trace, context: Context) -> Trace:
+def decompose_attention(trace: Trace, context: Context) -> Trace:
     """Decompose attention calls that torch would compose."""
-    return transforms.compose_attention(trace, has_no_kernel, in_torch=partial(_runs_in_torch, context=context))
+    return transforms.decompose_attention(trace, has_no_kernel, in_torch=partial(_runs_in_torch, context=context))
 
 
 def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
@@ -144,9 +144,9 @@ def fused_linear_cross_entropy(trace: Trace, context: Context) -> Trace:
     return transforms.fused_linear_cross_entropy(trace, in_torch=partial(_runs_in_torch, context=context))
 
 
-def compose_cross_entropy(trace: Trace, context: Context) -> Trace:
+def decompose_cross_entropy(trace: Trace, context: Context) -> Trace:
     """Compute losses of many scores without their softmax."""
-    return transforms.compose_cross_entropy(trace, in_torch=partial(_runs_in_torch, context=context))
+    return transforms.decompose_cross_entropy(trace, in_torch=partial(_runs_in_torch, context=context))
 
 
 def fold_norms(trace: Trace, context: Context) -> Trace:

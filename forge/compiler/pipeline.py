@@ -70,12 +70,12 @@ from forge.support.background import is_background_enabled
 from forge.support.owner_only_store import is_on
 from forge.torchlang import autocast_mode
 from forge.transforms import Freezing
-from forge.transforms.collective_overlap import is_start
 from forge.transforms.collective_schedule import has_messages
-from forge.transforms.in_place_reductions import is_reduction
-from forge.transforms.joined_copies import is_copy
-from forge.transforms.masked_sums import adds_rows
+from forge.transforms.join_copies import is_copy
+from forge.transforms.overlap_calls import is_start
+from forge.transforms.reduce_in_place import is_reduction
 from forge.transforms.split import leaf_calls
+from forge.transforms.sum_few_rows import adds_rows
 from forge.transforms.unshards import is_unshard
 
 
@@ -293,9 +293,9 @@ PIPELINE: tuple[Pass, ...] = (
     _torch_pass(passes.grouped_queries, when=_is_program),
     _torch_pass(passes.attention_blocks, when=_may_round_otherwise),
     _torch_pass(passes.patterns, when=_has_patterns),
-    _torch_pass(passes.compose_attention, when=_may_round_otherwise),
+    _torch_pass(passes.decompose_attention, when=_may_round_otherwise),
     _torch_pass(passes.fused_linear_cross_entropy, when=_is_program),
-    _torch_pass(passes.compose_cross_entropy, when=_may_round_otherwise),
+    _torch_pass(passes.decompose_cross_entropy, when=_may_round_otherwise),
     _torch_pass(passes.fold_norms, when=_freezes),
     _torch_pass(passes.join_products, when=_freezes),
     _torch_pass(passes.contract, when=_may_round_otherwise),

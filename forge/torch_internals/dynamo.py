@@ -33,7 +33,6 @@ from torch._dynamo.exc import unimplemented as unimplemented
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.guards import GuardBuilder as GuardBuilder
 from torch._dynamo.guards import install_guard as install_guard
-from torch._dynamo.output_graph import OutputGraph as OutputGraph
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug as WrapBackendDebug
 from torch._dynamo.source import AttrSource as AttrSource
 from torch._dynamo.source import DictGetItemSource as DictGetItemSource

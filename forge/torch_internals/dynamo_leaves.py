@@ -5,6 +5,7 @@ ones. No gradient of a graph depends on it: the tensor is a leaf that nothing el
 caller would see the leaf or its gradient, or a result that requires gradients through it alone.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ import torch
 from forge.torch_internals.dynamo import (
     BuiltinVariable,
     ConstantVariable,
-    OutputGraph,
     TensorVariable,
     builtin,
     exc,
@@ -44,7 +44,7 @@ def _requires_grad_(self: Any, tx: Any, requires_grad: Any = True) -> Any:
     proxy = tx.output.create_proxy("call_method", "detach", (self.as_proxy(),), {})
     leaf = example.detach().requires_grad_()
     vars(self).update(vars(wrap_fx_proxy(tx, proxy, example_value=leaf)) | {"mutation_type": self.mutation_type})
-    vars(tx.output).setdefault(_LEAVES, []).append(leaf)
+    _leaves_of(tx.output).append(leaf)
     return self
 
 
@@ -79,22 +79,26 @@ def _setattr_of_a_builtin(self: Any, tx: Any, obj: Any, name: Any, value: Any) -
     return _setattr_of_a_builtin.original(self, tx, obj, name, value)
 
 
-@patch(
-    OutputGraph,
-    "compile_and_call_fx_graph",
-    why="a leaf that a graph returns, or all that requires gradients through it alone, would not require them",
-    issue=_ISSUE,
-    upstream="torch/_dynamo/output_graph.py:2704@2.13.0, OutputGraph.compile_and_call_fx_graph",
-    not_probed="it corrects the other patches of this file; tests/capture/test_leaves.py has programs",
-)
-def _compile_and_call(self: OutputGraph, tx: Any, results: list, *args: Any) -> Any:
-    leaves = vars(self).get(_LEAVES, [])
+def _leaves_of(output: Any) -> list[torch.Tensor]:
+    """Return the leaves of a graph, whose results are checked from the first one on."""
+    if _LEAVES not in vars(output):
+        leaves: list[torch.Tensor] = []
+        vars(output)[_LEAVES] = leaves
+        output.compile_and_call_fx_graph = partial(_compile_and_call, output, leaves, output.compile_and_call_fx_graph)
+    return vars(output)[_LEAVES]
+
+
+def _compile_and_call(
+    output: Any, leaves: list[torch.Tensor], original: Any, tx: Any, results: list, *args: Any
+) -> Any:
+    """Capture the graph again, broken at its leaves, if one of them or what requires gradients through them alone is
+    seen outside of it."""
     observed = [each.as_proxy().node for each in results if each.is_tensor()]
-    observed += [each.args[0] for each in self.graph.nodes if each.op == "call_function" and each.target is _HOOK]
-    if leaves and any(_leaks(each.meta.get("example_value"), leaves) for each in observed):
+    observed += [each.args[0] for each in output.graph.nodes if each.op == "call_function" and each.target is _HOOK]
+    if any(_leaks(each.meta.get("example_value"), leaves) for each in observed):
         setattr(tx.speculation_log, _BREAKS, True)
         raise exc.RestartAnalysis(restart_reason="a result requires gradients through an intermediate tensor alone")
-    return _compile_and_call.original(self, tx, results, *args)
+    return original(tx, results, *args)
 
 
 def _asks_for_gradients(obj: Any, name: Any) -> bool:

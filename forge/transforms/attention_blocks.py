@@ -17,8 +17,8 @@ from forge import clang, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace
 from forge.ir.proxies import hint_of
 from forge.transforms.attention_masks import ATTENTION
-from forge.transforms.constant_folding import independent_calls
 from forge.transforms.dce import live_calls
+from forge.transforms.fold_constants import independent_calls
 from forge.transforms.replacement import rewrite
 
 BLOCKS = (128, 256, 512)  # queries; torch's kernels compute 128 at once

@@ -12,8 +12,8 @@ import torch
 
 from forge import clang, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace, current_trace
-from forge.transforms.constant_folding import independent_calls
 from forge.transforms.dce import live_calls
+from forge.transforms.fold_constants import independent_calls
 from forge.transforms.replacement import rewrite
 
 ATTENTION = torchlang.scaled_dot_product_attention

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from forge.ir import BoundSymbol, Trace
-from forge.transforms.constant_folding import independent_calls
+from forge.transforms.fold_constants import independent_calls
 from forge.transforms.makers import Makers
 
 _KINDS = ("_weight", "_bias", "_running_mean", "_running_var")

@@ -29,7 +29,7 @@ from forge.ir.unresolved import UnresolvedSymInt
 from forge.torch_internals.inductor.compiler import lowering
 from forge.torch_internals.versions import TORCH
 from forge.transforms.makers import innermost
-from forge.transforms.masked_sums import MANY
+from forge.transforms.sum_few_rows import MANY
 
 aten = torch.ops.aten
 _TEMPLATES = frozenset({aten.mm, aten.bmm, aten.addmm, aten.baddbmm})  # for which Inductor has templates

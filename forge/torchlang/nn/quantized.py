@@ -257,7 +257,7 @@ def _quantized_linears(
     biases: tuple[TensorProxy | None, ...],
 ) -> tuple[TensorProxy, ...]:
     """Return linear_int8 or linear_int4 of one input with several weights of the same form, which
-    forge/transforms/joined_quantized.py matches.
+    forge/transforms/join_quantized.py matches.
 
     Shapes: those of linear_int8 and linear_int4; each tuple has one element per weight, as has the result.
     """

@@ -67,7 +67,7 @@ def prims_of(bound: BoundSymbol) -> Iterator[str]:
 def test_rows_that_see_nothing_cost_no_pass_over_the_scores() -> None:
     jitted = forge.jit(attend())
     flow(jitted, inputs(*ALL))
-    (stage,) = [each for each in forge.last_traces(jitted) if each.stage == "compose_attention"]
+    (stage,) = [each for each in forge.last_traces(jitted) if each.stage == "decompose_attention"]
     names = [name for bound in stage.bound_symbols for name in prims_of(bound)]
     assert [name for name in names if name in ("all", "amax", "amin", "any", "prod", "sum")] == ["amax", "sum"]
 

@@ -21,7 +21,7 @@ SCORE_LIMIT = 2**18  # fewer scores do not pay
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-def compose_cross_entropy(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
+def decompose_cross_entropy(trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True) -> Trace:
     """Return the trace with cross entropies of many scores on a CPU decomposed.
 
     in_torch: Returns whether a call runs as torch runs it.
@@ -41,4 +41,4 @@ def compose_cross_entropy(trace: Trace, in_torch: Callable[[BoundSymbol], bool] 
             return None
         return torchlang.composed_cross_entropy(x, target, arguments["ignore_index"], arguments["reduction"])
 
-    return rewrite(trace, "compose_cross_entropy", compose, language=clang.language)
+    return rewrite(trace, "decompose_cross_entropy", compose, language=clang.language)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
-from forge.transforms import scored_losses
+from forge.transforms.decompose_cross_entropy import SCORE_LIMIT, decompose_cross_entropy
 
 CASES = {
     "rows": ((300, 1000), (300,), {}),
@@ -106,7 +106,7 @@ def test_what_is_no_such_loss_stays(loss: Callable, shape: tuple[int, int]) -> N
     jitted = forge.jit(loss)
     torch.testing.assert_close(jitted(x, y), loss(x, y))
     assert not is_composed(jitted)
-    assert shape[0] * shape[1] >= scored_losses.SCORE_LIMIT or shape == (30, 100)
+    assert shape[0] * shape[1] >= SCORE_LIMIT or shape == (30, 100)
 
 
 def test_eager_bits_and_other_kernels_keep_the_loss() -> None:
@@ -114,5 +114,5 @@ def test_eager_bits_and_other_kernels_keep_the_loss() -> None:
     jitted = forge.jit(lambda x, y: F.cross_entropy(x, y), numerics="eager")
     assert torch.equal(jitted(x, y), F.cross_entropy(x, y)) and not is_composed(jitted)
     trace = forge.trace(lambda x, y: F.cross_entropy(x, y), x, y)
-    assert scored_losses.compose_cross_entropy(trace, in_torch=lambda bound: False) is trace
-    assert scored_losses.compose_cross_entropy(trace) is not trace
+    assert decompose_cross_entropy(trace, in_torch=lambda bound: False) is trace
+    assert decompose_cross_entropy(trace) is not trace

@@ -13,8 +13,8 @@ from forge.ir import Trace
 from forge.testing.process_group import group_of_one
 from forge.torch_internals.versions import TORCH
 from forge.transforms import bucket_collectives, overlap_collectives
-from forge.transforms.collective_overlap import overlap_calls
 from forge.transforms.collective_schedule import find_parameters
+from forge.transforms.overlap_calls import overlap_calls
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 

@@ -25,13 +25,13 @@ from forge import clang, prims, torchlang
 from forge.ir import BoundSymbol, TensorProxy, Trace, recording
 from forge.ir.proxies import Dim
 from forge.prims.core import same_shape
-from forge.transforms.attention_composition import ATTENTION, HasNoKernel
-from forge.transforms.attention_sinks import SOFTMAX
 from forge.transforms.dce import live_calls
+from forge.transforms.decompose_attention import ATTENTION, HasNoKernel
 from forge.transforms.grad import active_names, is_differentiated
 from forge.transforms.makers import Makers, count_reads, only_prim
 from forge.transforms.replacement import record_as
 from forge.transforms.result_strides import StandIns, Strides, results_to_restore
+from forge.transforms.separate_sinks import SOFTMAX
 
 _PRODUCTS = frozenset({torchlang.matmul, torchlang.bmm})
 _ATTENDING = SOFTMAX | {ATTENTION}

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import forge
 from forge import transforms
-from forge.transforms.masked_sums import adds_rows
+from forge.transforms.sum_few_rows import adds_rows
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 INDEX = torch.arange(24) * 7 % 5 - 2

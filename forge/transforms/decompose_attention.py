@@ -21,7 +21,7 @@ HasNoKernel = Callable[[dict[str, Any], tuple[bool, ...]], bool]
 _TENSORS = ("query", "key", "value", "attn_mask")
 
 
-def compose_attention(
+def decompose_attention(
     trace: Trace,
     has_no_kernel: HasNoKernel,
     in_torch: Callable[[BoundSymbol], bool] = lambda bound: True,
@@ -48,4 +48,4 @@ def compose_attention(
         rows = {name: prims.contiguous(arguments[name]) for name in ("query", "key", "value")}
         return ATTENTION.definition(**arguments | rows)
 
-    return rewrite(trace, "compose_attention", compose, language=clang.language)
+    return rewrite(trace, "decompose_attention", compose, language=clang.language)

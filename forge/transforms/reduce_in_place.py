@@ -11,8 +11,8 @@ from itertools import islice
 
 from forge import prims
 from forge.ir import BoundSymbol, Symbol, Tag, Trace
-from forge.transforms.collective_overlap import is_start
 from forge.transforms.makers import innermost
+from forge.transforms.overlap_calls import is_start
 from forge.transforms.shared_memory import SharedMemory
 
 

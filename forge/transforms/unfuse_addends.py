@@ -20,7 +20,7 @@ from forge.ir import BoundSymbol, Tag, TensorProxy, Trace
 from forge.ir.proxies import Dim, hint_of
 from forge.ir.symbol import Symbol
 from forge.transforms.dce import live_calls
-from forge.transforms.folded_norms import CONVOLUTIONS, TRANSPOSED
+from forge.transforms.fold_norms import CONVOLUTIONS, TRANSPOSED
 from forge.transforms.makers import innermost
 from forge.transforms.replacement import rewrite
 from forge.transforms.result_strides import Strides
