@@ -80,8 +80,14 @@ def decide(condition: bool | torch.SymBool) -> bool:
 @contextmanager
 def refuse_guards(symbolic: Iterable[Any]) -> Iterator[None]:
     """Compile for every value of symbolic numbers: a condition whose value varies raises UnresolvedSymInt."""
-    environments = {id(number.node.shape_env): number.node.shape_env for number in symbolic}
-    open_to_guards = [each for each in environments.values() if _GUARDING[0] not in vars(each)]
+    with refuse_guards_in({id(number.node.shape_env): number.node.shape_env for number in symbolic}.values()):
+        yield
+
+
+@contextmanager
+def refuse_guards_in(environments: Iterable[ShapeEnv]) -> Iterator[None]:
+    """As `refuse_guards`, for all numbers of these environments."""
+    open_to_guards = [each for each in environments if _GUARDING[0] not in vars(each)]
     for each in open_to_guards:
         _take_no_more_guards(each)
     try:

@@ -35,7 +35,7 @@ from forge.executors.inductorex.strides import Strides, sizes_of
 from forge.ir import Dim, TensorProxy, Trace
 from forge.ir.checks import in_one_line
 from forge.ir.strides import same
-from forge.ir.unresolved import UnresolvedSymInt
+from forge.ir.unresolved import UnresolvedSymInt, refuse_guards_in
 from forge.torch_internals.dynamo import TracingContext, tracing
 from forge.torch_internals.fake_tensors import FakeTensorMode
 from forge.torch_internals.functorch import functorch_config
@@ -320,7 +320,8 @@ def _length_guards(example_inputs: list[Any], environment: ShapeEnv) -> str | No
 def _needs_chunks(ask: Callable[[], bool]) -> bool:
     """Return torch's answer; True if it depends on the size."""
     try:
-        return ask()
+        with refuse_guards_in([V.graph.sizevars.shape_env]):
+            return ask()
     except UnresolvedSymInt:
         return True
 

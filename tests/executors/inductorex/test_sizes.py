@@ -336,6 +336,15 @@ def test_a_sum_of_a_symbolic_length_that_is_no_loop_of_vectors_is_in_a_region(fa
     assert not failures
 
 
+def test_a_sum_of_a_symbolic_length_is_compiled_once(failures: list[Exception]) -> None:
+    """Inductor asks whether there are more than 4096 summands, which would be a guard."""
+    jitted = forge.jit(lambda x: (x * 2).abs().mean() + x.exp().sum(), cache=False)
+    for length in (2, 3, 4, 40):
+        x = torch.randn(length, 1104)
+        torch.testing.assert_close(jitted(x), (x * 2).abs().mean() + x.exp().sum())
+    assert not failures and forge.explain(jitted).graphs == 2
+
+
 def test_pooling_to_one_element_of_images_whose_channels_lie_beside_each_other(failures: list[Exception]) -> None:
     """BiT ends so: the layout of a convolution's result, and in-place pooling, depend on the number of images."""
 
