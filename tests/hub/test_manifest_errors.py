@@ -464,9 +464,17 @@ def test_a_kernel_whose_signature_does_not_fit_says_what(function: Any, wanted: 
 def test_a_kernel_that_takes_fewer_positions_names_what_is_left() -> None:
     found = problems(VALID, lambda name: (lambda input: input) if name == "python:acme.ref:rms" else find(name))
     assert found == [
-        f"k.yaml:23:5: kernel 'python:acme.ref:rms': its signature does not accept '{name}'"
-        for name in ("eps", "normalized_shape", "weight")
+        "k.yaml:23:5: kernel 'python:acme.ref:rms': its signature does not accept 'normalized_shape', 'weight', 'eps'; "
+        "it is called with (input, normalized_shape, weight, eps), and takes (input): args says what it is given"
     ]
+
+
+def test_a_kernel_that_takes_arguments_by_other_positions_names_the_one_that_it_does_not_take() -> None:
+    found = problems(
+        VALID, lambda name: (lambda weight, eps, input: 0) if name == "python:acme.ref:rms" else find(name)
+    )
+    (problem,) = found
+    assert "does not accept 'normalized_shape'; it is called with (input, normalized_shape, weight, eps)" in problem
 
 
 def test_a_pattern_that_is_not_found_says_why() -> None:

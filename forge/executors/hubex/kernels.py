@@ -29,6 +29,7 @@ from forge.hub.manifest import (
     empty_in_order,
     fix,
     fix_ups,
+    own_arguments,
 )
 from forge.hub.policy import Policy
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
@@ -399,9 +400,9 @@ def _value(name: str, values: Mapping[str, Any]) -> Any:
 
 def _own_arguments(signature: Signature, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the operator's arguments, as in its signature."""
-    ours = [parameter for parameter in signature.parameters if not parameter.out and parameter.name in values]
-    args = [values[parameter.name] for parameter in ours if not parameter.keyword_only]
-    return args, {parameter.name: values[parameter.name] for parameter in ours if parameter.keyword_only}
+    positional, keywords = own_arguments(signature)
+    args = [values[name] for name in positional if name in values]
+    return args, {name: values[name] for name in keywords if name in values}
 
 
 def _call(op: Symbol, arguments: tuple[list[Any], dict[str, Any]], output: Any, before: tuple = ()) -> None:

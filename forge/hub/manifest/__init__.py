@@ -8,7 +8,7 @@ Nothing is imported or registered here.
 """
 
 from forge.hub.manifest.builder import caller, kernel
-from forge.hub.manifest.calls import kernel_problems
+from forge.hub.manifest.calls import kernel_problems, own_arguments
 from forge.hub.manifest.constraints import Checker, no_kernel
 from forge.hub.manifest.errors import ManifestError, Mark, Problem, did_you_mean
 from forge.hub.manifest.layout import empty_in_order, fix, fix_ups

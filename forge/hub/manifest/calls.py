@@ -3,6 +3,7 @@
 import inspect
 import keyword
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from forge.hub.errors import HubError
@@ -23,23 +24,29 @@ def kernel_problems(entry: KernelEntry, signature: Signature, find: Find) -> lis
         (grad.forward, grad.forward_fn, saving),
         (grad.kernel_name, grad.fn, _backward_called_with(entry, signature)),
     )
+    advice = ": args says what it is given"
     problems = []
     for name, function, arguments in functions:
         if name is not None or function is not None:
-            problems += function_problems(f"kernel {(name or entry.name)!r}", name, function, arguments, find)
+            problems += function_problems(f"kernel {(name or entry.name)!r}", name, function, arguments, find, advice)
     return problems
 
 
 def function_problems(
-    label: str, name: str | None, function: Callable | None, arguments: tuple[list[str], list[str]], find: Find
+    label: str,
+    name: str | None,
+    function: Callable | None,
+    arguments: tuple[list[str], list[str]],
+    find: Find,
+    advice: str = "",
 ) -> list[str]:
     """Return the reasons why a function cannot be called so: it is not found, or its signature does not accept the
-    arguments."""
+    arguments. advice: what follows the arguments of a call that has too many."""
     try:
         function = function or find(name or "")
     except Exception as error:
         return [f"{label} not found: {describe_error(error)}"]
-    return [f"{label}: {text}" for text in call_problems(function, *arguments)]
+    return [f"{label}: {text}" for text in call_problems(function, *arguments, advice)]
 
 
 def called_with(entry: KernelEntry, signature: Signature) -> tuple[list[str], list[str]]:
@@ -63,8 +70,12 @@ def _backward_called_with(entry: KernelEntry, signature: Signature) -> tuple[lis
 
 
 def own_arguments(signature: Signature) -> tuple[list[str], list[str]]:
+    """Return the arguments that a kernel gets by position and by keyword if it does not say: the operator's, without
+    torch's private ones (`_stacklevel`); those that follow one of these are passed by keyword."""
     ours = [parameter for parameter in signature.parameters if not parameter.out]
-    return [p.name for p in ours if not p.keyword_only], [p.name for p in ours if p.keyword_only]
+    first = list(takewhile(lambda each: not (each.keyword_only or each.name.startswith("_")), ours))
+    others = [each.name for each in ours[len(first) :] if not each.name.startswith("_")]
+    return [each.name for each in first], others
 
 
 def _split_args(args: tuple[KernelArgument, ...]) -> tuple[list[str], list[str]]:
@@ -93,7 +104,7 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def call_problems(function: Callable, positional: list[str], keywords: list[str]) -> list[str]:
+def call_problems(function: Callable, positional: list[str], keywords: list[str], advice: str = "") -> list[str]:
     """Return the problems of calling a kernel with these positional arguments (described by role) and these keyword
     arguments."""
     parameters = _kernel_parameters(function)
@@ -103,8 +114,8 @@ def call_problems(function: Callable, positional: list[str], keywords: list[str]
     any_position = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
     by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    refused = [] if any_position else positional[len(takes) :]
-    refused += [] if any_name else [name for name in keywords if name not in by_name]
+    surplus = [] if any_position else _surplus(positional, [p.name for p in takes])
+    refused = [] if any_name else [name for name in keywords if name not in by_name]
     filled = {p.name for p in takes[: len(positional)]} | set(keywords)
     missing = [
         p.name
@@ -112,11 +123,23 @@ def call_problems(function: Callable, positional: list[str], keywords: list[str]
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in filled
     ]
     duplicates = [p.name for p in takes[: len(positional)] if p.name in keywords]
+    by_position = ", ".join(positional)
+    takes_in_words = ", ".join([*(p.name for p in takes), *(f"{p.name}=" for p in parameters if p not in takes)])
+    call = f"; it is called with ({by_position}), and takes ({takes_in_words}){advice}"
     return [
+        *([f"its signature does not accept {', '.join(map(repr, surplus))}{call}"] if surplus else []),
         *[f"its signature does not accept {name!r}" for name in refused],
         *[f"its signature needs {name!r}, which it is not given" for name in missing],
         *[f"it is given {name!r} twice" for name in duplicates],
     ]
+
+
+def _surplus(positional: list[str], takes: list[str]) -> list[str]:
+    """Return the positional arguments that a function does not accept: by their names if it has parameters of the
+    others' names, else the last ones."""
+    unnamed = [name for name in positional if name not in takes]
+    count = len(positional) - len(takes)
+    return unnamed if len(unnamed) == count else positional[len(takes) :]
 
 
 def _kernel_parameters(function: Callable) -> list[inspect.Parameter] | None:

@@ -6,7 +6,7 @@ The file is long because all keys share the reader of the operator's kernels, an
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -62,6 +62,7 @@ _CAPABILITY = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d{1,3})(?:\.(\d{1,2}))?")
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "meta")
 _RESULT = re.compile(r"__ret_(\d{1,2})")
 _MAX_RESULTS = 16
+_OF_SEVERAL = re.compile(r"(?:grad_)?output_\d+")
 _GRADS = ("none", "composite", "autograd")
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}  # in 0.1.0, operators had arguments of these names too
 
@@ -234,13 +235,24 @@ def _argument_view(reader: KernelReader, node: Node, what: str) -> Argument:
     choices = (*reader.arguments, *reader.more)
     for name in (view.name, *view.names) if reader.signature is not None else ():
         if name not in choices:
-            near = did_you_mean(name, choices) or f"; arguments: {', '.join(choices)}"
+            near = _near_or_all(name, choices)
             constant = f"; a text is written {{constant: {node.value}}}" if is_name else ""
             problem = f"{what} gives {name!r}, not an argument of {reader.op}{near}{constant}"
             reader.problems.add(node.mark, problem)
     if view.index is not None:
         reader.problems.add(node.mark, f"{what} gives {node.value!r}, but a list is given whole")
     return view
+
+
+def _near_or_all(name: str, choices: Sequence[str]) -> str:
+    """Return the value that a name may mean, or else all values, those of several results as one."""
+    if near := did_you_mean(name, choices):
+        return near
+    if name.startswith("grad") and "grad_output" in choices:
+        return "; did you mean 'grad_output'?"
+    counted = [each for each in choices if _OF_SEVERAL.fullmatch(each)] if "output" in choices else []
+    several = " (grad_output_0, output_0, ... of several results)" if counted else ""
+    return f"; arguments: {', '.join(each for each in choices if each not in counted)}{several}"
 
 
 def _result_view(reader: KernelReader, node: Node, what: str) -> Argument:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import forge
+from forge.executors.hubex import kernel_executor
 from forge.hub import HubNotice
 from forge.hub.manifest import ManifestError
 from tests.hub.repositories import Repository, claimed, declined, executor, run
@@ -205,7 +206,22 @@ def declaration(**options: Any) -> Callable[[], Any]:
             declaration(grad={"kernel_name": rms_backward, "forward": rms_forward}),
             "grad has a forward, but saves nothing; say in saves what it returns beyond",
         ),
-        (declaration(grad={"kernel_name": lambda grad: grad}), "its signature does not accept 'eps'"),
+        (
+            declaration(grad={"kernel_name": lambda grad: grad}),
+            "does not accept 'x', 'weight', 'eps'; it is called with (grad_output, x, weight, eps), and takes (grad)",
+        ),
+        (
+            lambda: forge.kernel("pattern:rms_norm", lambda x, eps: x),
+            "does not accept 'weight'; it is called with (x, weight, eps), and takes (x, eps): args says what it is g",
+        ),
+        (
+            declaration(grad={"kernel_name": rms_backward, "args": ["grad", "x"]}),
+            "args gives 'grad', not an argument of rms_norm; did you mean 'grad_output'?",
+        ),
+        (
+            declaration(grad={"kernel_name": rms_backward, "args": ["loss", "x"]}),
+            "arguments: x, weight, eps, grad_output, output (grad_output_0, output_0, ... of several results); a text",
+        ),
         (lambda: forge.kernel("torch.nn.functional.slu", rms), "unknown operator 'torch.nn.functional.slu'; did you"),
     ],
 )
@@ -213,6 +229,21 @@ def test_errors_name_the_place(make: Callable[[], Any], wanted: str) -> None:
     with pytest.raises(ManifestError, match=re.escape(wanted)) as raised:
         make()
     assert str(raised.value).startswith(f"{__file__}:")
+
+
+@pytest.mark.parametrize("op", [F.softmax, F.log_softmax, F.softmin], ids=lambda op: op.__name__)
+def test_a_kernel_need_not_take_torchs_private_arguments(op: Callable) -> None:
+    def plain(input: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+        return op(input, dim, dtype=dtype)
+
+    def like_torch(input: torch.Tensor, dim: int, _stacklevel: int = 3, dtype: Any = None) -> torch.Tensor:
+        return op(input, dim, _stacklevel, dtype)
+
+    for function in (plain, like_torch):
+        kernel = forge.kernel(op, function, where="dim == -1", dtypes=[torch.float32])
+        by = kernel_executor([kernel])
+        (row,) = run(lambda x: op(x, -1, dtype=torch.float64), torch.randn(3, 8), by=by).rows
+        assert row.executor == function.__name__
 
 
 def test_an_option_that_there_is_not() -> None:
