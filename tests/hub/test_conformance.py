@@ -370,6 +370,23 @@ def test_what_loading_refuses_of_a_manifest_is_not_locked(tmp_path: Path, capsys
     assert status == 1 and "forge_kernels.yaml:1: manifest: " in err and not lock.exists()
 
 
+def test_sources_to_compile_are_told_from_a_folder_without_a_variant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "f.cpp").write_text("")
+    (sources / "forge_kernels.yaml").write_text(
+        "forge_kernels: 1\nlibrary: {name: acme}\nbuild: {cpp: [f.cpp]}\nops:\n- op: torch.relu\n"
+        "  kernels:\n  - {name: f, kernel_name: acme::f}\n"
+    )
+    for command in ("check", "lock"):
+        status, out, err = run(capsys, command, sources)
+        assert status == 1 and "sources (build:)" in out + err
+    _, out, _ = run(capsys, "check", sources)
+    assert "layout: has sources (build:), which a first use compiles, and no variant" in out
+
+
 def test_lock_takes_what_check_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = tmp_path / "k.lock"
     good = write(tmp_path / "good", kernel())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from forge.hub.conformance.manifests import has_sources
 from forge.hub.conformance.repository import Finding, Repository, Variant, variant_problem
 
 # Torch versions and toolkits for which the Hub wants a variant per processor and system: its list of build variants.
@@ -28,9 +29,10 @@ def build_folder(repository: Repository) -> Iterator[Finding]:
     """Require that build/ exists and has a variant; a repository of sources is checked as far as possible."""
     if not repository.variants and not repository.unreadable:
         has_build = (repository.folder / "build").is_dir()
-        yield Finding(
-            "build" if has_build else ".", 0, "layout", "has no variant; the place of one is build/<variant>/"
-        )
+        text = "has no variant; the place of one is build/<variant>/"
+        if has_sources(repository):
+            text = "has sources (build:), which a first use compiles, and no variant: build some to lock or publish it"
+        yield Finding("build" if has_build else ".", 0, "layout", text)
 
 
 def readable_files(repository: Repository) -> Iterator[Finding]:

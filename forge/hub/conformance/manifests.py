@@ -36,6 +36,17 @@ def read(path: Path, content: bytes, *, with_sources: bool) -> Manifest:
     return read_manifest(path, registered_resolver(), content=content, with_sources=with_sources)
 
 
+def has_sources(repository: Repository) -> bool:
+    """Return whether the manifest at the root of a folder declares sources to compile."""
+    content = _beside(repository)
+    try:
+        return content is not None and bool(
+            read(repository.folder / MANIFEST, content, with_sources=True).build.sources
+        )
+    except ManifestError:
+        return False
+
+
 def _beside(repository: Repository) -> bytes | None:
     """Read the manifest at the root of a local folder; an unreadable one is another finding."""
     if not repository.is_folder:

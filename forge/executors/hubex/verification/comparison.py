@@ -20,7 +20,7 @@ from forge.executors.hubex.kernels import Kernel, compares_values
 from forge.executors.hubex.verification.messages import Answer, Question
 from forge.executors.hubex.verification.process import verifying
 from forge.executors.hubex.verification.runs import TrainingRun, attempt, is_out_of_memory, run
-from forge.executors.hubex.verification.samples import call_cases, general_cases, symbolic_cases, variations
+from forge.executors.hubex.verification.samples import call_cases, general_cases, opinfos_of, symbolic_cases, variations
 from forge.executors.hubex.verification.sandbox import RemoteFunction
 from forge.executors.hubex.verification.tensors import GuardedMemory, KernelFailure, difference
 from forge.executors.hubex.verification.watched import changed_states, random_states, share_elements, watched
@@ -48,6 +48,8 @@ def verify(kernel: Kernel, question: Question, report: Report) -> Answer:
         ):
             torch.manual_seed(0)
             reason = comparison.run(_cases(kernel, question))
+            if reason is not None and question.call is None:
+                reason = comparison.failed = f"{reason}{_advice(kernel)}"
             if reason is None and question.call is None and comparison.first is not None:
                 reason = comparison.run(_cases_like(kernel, comparison.first))
     except Exception as error:  # a fault of forge, or of a device that a kernel left unusable
@@ -57,6 +59,15 @@ def verify(kernel: Kernel, question: Question, report: Report) -> Answer:
     finally:
         verifying.active = before
     return Answer(reason, comparison.accepted, comparison.rejected[0] if comparison.rejected else "")
+
+
+def _advice(kernel: Kernel) -> str:
+    """Return what to declare if a kernel does not take samples that were made without an example of a call."""
+    names = kernel.target.signature.tensors if kernel.pattern is None else kernel.pattern.tensors
+    free = [name for name in names if kernel.target.names.get(name, name) not in kernel.entry.shape]
+    if opinfos_of(kernel) or kernel.samples is not None or len(free) < 2:
+        return ""
+    return f"; if it takes {' and '.join(free)} of certain shapes only, shape says so"
 
 
 def _cuda_devices(device: torch.device) -> list[int]:

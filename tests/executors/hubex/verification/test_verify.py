@@ -478,6 +478,21 @@ def test_a_kernel_that_takes_no_sample_fails(repository: Callable, capsys: pytes
     assert "took none of the samples" in capsys.readouterr().out
 
 
+def test_a_kernel_that_does_not_take_the_shapes_of_the_samples_is_told_of_shape() -> None:
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    for shape, advice in ((None, "x and weight"), ({"x": "[..., H]", "weight": "[H]"}, None)):
+        given = forge.kernel("pattern:rms_norm", rms, dtypes=[torch.float32], shape=shape)
+        explained = run(norm, torch.randn(3, 8), torch.ones(8), by=kernel_executor([given]))
+        assert (f"; if it takes {advice} of certain shapes only, shape says so" in str(explained)) == (shape is None)
+        assert any(row.executor == "rms" for row in explained.rows) == (shape is not None)
+
+
 # asking
 
 
