@@ -299,7 +299,8 @@ def _not_in_its_key(graph: torch.fx.GraphModule, example_inputs: list[Any], fake
     bounds = sorted((str(each), str(ranges[each])) for each in free_unbacked_symbols(example_inputs))
     rounded = tuple(index for index, node in enumerate(graph.graph.nodes) if node.meta.get(ROUNDED))
     return (
-        "with barriers, local buffers of untiled loops, functions exact near 0, persistent rows, blocks of products",
+        "with barriers, local buffers of untiled loops, functions exact near 0, persistent rows, blocks of products, "
+        "chunks of sums",
         rounded,
         torch.get_default_dtype(),
         *bounds,
