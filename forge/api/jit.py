@@ -17,7 +17,7 @@ import torch
 
 from forge.api.backend import Backend
 from forge.api.options import CONFIG_OPTIONS, check_transforms, refuse_unknown, resolve_options
-from forge.api.unused_options import UnusedOptions, idle_options, look_at_module
+from forge.api.unused_options import UnusedOptions, idle_inner_options, idle_options, look_at_module
 from forge.capture.entry import enter
 from forge.capture.handles import JitHandle, handle_of, name_of
 from forge.compiler.report import SHORTENED
@@ -121,7 +121,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
             not support the numerics.
         EditError: During a call, for an edited file that is not valid Python.
     """
-    refuse_unknown("forge.jit", others, _OPTIONS)
+    refuse_unknown("forge.jit", others, [*_DEFAULTS])
     for name, flag in {"cache": cache, "fullgraph": fullgraph}.items():
         check_flag(flag, f"forge.jit: {name}")  # resolve_options checks the others
     check_flag(dynamic, "forge.jit: dynamic", (True, False, None))
@@ -163,7 +163,7 @@ def jit(  # noqa: PLR0913  the options of forge.jit
     handle.numerics = config.numerics
     handle.again = functools.partial(rejit, target)
     handle.history.strict = config.strict
-    idle = idle_options(kernels, layers, allow_imports)
+    idle = idle_options(kernels, layers, allow_imports) | idle_inner_options(target, options, _DEFAULTS)
     if kernels_named is not None or layers_named is not None or idle:
         handle.history.on_return = UnusedOptions(handle, kernels_named, layers_named, idle).warn_of_unused
     if layers_named is not None and isinstance(target, torch.nn.Module):
@@ -213,7 +213,9 @@ def _module_of(target: Callable) -> torch.nn.Module:
     return target
 
 
-_OPTIONS = [each.name for each in inspect.signature(jit).parameters.values() if each.kind is each.KEYWORD_ONLY]
+_DEFAULTS = {
+    each.name: each.default for each in inspect.signature(jit).parameters.values() if each.kind is each.KEYWORD_ONLY
+}
 
 
 def _parameters(target: Callable) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forge.capture.handles import JitHandle
+from forge.capture.handles import JitHandle, handle_of
 from forge.compiler.claim import Claim
 from forge.compiler.report import CompileReport, LayerUse
 from forge.executors.executor import NO_GRADIENT
@@ -68,6 +68,21 @@ def idle_options(kernels: Sequence, layers: Any, allow_imports: Sequence[str]) -
         idle["layers"] = "layers={} names no layer"
     if allow_imports and not kernels and not layers:
         idle["allow_imports"] = f"allow_imports={[*allow_imports]} has no effect without kernels= or layers="
+    return idle
+
+
+def idle_inner_options(target: Any, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
+    """Return messages about what is jitted already, the target of forge.jit or modules inside it, by name: its own
+    options have no effect in the target's programs."""
+    idle = {}
+    for name, each in target.named_modules() if isinstance(target, torch.nn.Module) else [("", target)]:
+        is_jitted = hasattr(type(each), "_forge_compiled") or "_forge_handle" in getattr(each, "__dict__", ())
+        again = handle_of(each).again if is_jitted else None
+        inner = {} if again is None else again.keywords
+        lost = [each for each, value in inner.items() if value not in (defaults[each], options[each])]
+        if lost:
+            named, inner_jit = " and ".join(f"{each}=" for each in lost), f"inner forge.jit{name and f' of {name!r}'}"
+            idle[name] = f"{named} of the {inner_jit} has no effect: give it to the outer one"
     return idle
 
 

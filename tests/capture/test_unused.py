@@ -162,3 +162,43 @@ def test_a_layer_that_is_wrong_is_told_once() -> None:
         warnings.simplefilter("always")
         forge.jit(MODEL, layers={"RMSNorm": Halved})(torch.ones(2))
     assert len([each for each in caught if "RMSNorm" in str(each.message) or "Halved" in str(each.message)]) == 1
+
+
+class _Inner(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+
+def _inside(**options: Any) -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(forge.jit(_Inner(), **options)))
+
+
+@pytest.mark.parametrize(
+    ("target", "outer", "expected"),
+    [
+        (
+            lambda: _inside(executors=["torch"]),
+            {},
+            ["executors= of the inner forge.jit of '1.0' has no effect: give it to"],
+        ),
+        (
+            lambda: _inside(numerics="eager", memory="speed"),
+            {},
+            ["memory= and numerics= of the inner forge.jit"],
+        ),
+        (lambda: _inside(memory="speed"), {"memory": "speed"}, []),
+        (_inside, {"memory": "speed"}, []),
+        (lambda: forge.jit(_Inner(), memory="speed"), {}, ["memory= of the inner forge.jit has no effect: give it"]),
+        (
+            lambda: forge.jit(torch.tanh, memory="speed"),
+            {},
+            ["memory= of the inner forge.jit has no effect: give it to"],
+        ),
+    ],
+)
+def test_options_of_an_inner_forge_jit_are_told(target: Any, outer: dict, expected: list[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        forge.jit(target(), **outer)(torch.ones(2, 2))
+    messages = [str(each.message) for each in caught if "inner forge.jit" in str(each.message)]
+    assert len(messages) == len(expected) and all(map(str.__contains__, messages, expected)), messages
