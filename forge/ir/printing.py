@@ -75,6 +75,13 @@ def qualified_name(function: Any) -> str | None:
     return f"{module}.{qualname}" if target is function else None
 
 
+def origin_of(function: Any) -> str:
+    """Return the module and qualified name of a function without a global name, as a comment, else nothing."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    is_unknown = module is None or name is None or module.startswith(_GENERATED)
+    return "" if is_unknown or qualified_name(function) is not None else f"  # {module}:{name}"
+
+
 _GENERATED = "torch._inductor.runtime.compile_tasks."  # modules that Inductor writes, named by a hash
 _IMPORTED = frozenset({"forge", "math", "operator", "torch"})
 _WELL_KNOWN = (

@@ -229,7 +229,9 @@ class Trace:
         body = printing.statements(writer, self.bound_symbols, depth, should_expand)
         body.append(f"    return {writer.value(self.output)}")
         bindings = {**self._read_constants(), **writer.callees}
-        constants = [f"{name} = {writer.object(value, name)}" for name, value in bindings.items()]
+        constants = [
+            f"{name} = {writer.object(value, name)}{printing.origin_of(value)}" for name, value in bindings.items()
+        ]
         signature, unboxing = self._signature()
         metadata = ", ".join(repr(proxy) for proxy in self.inputs if isinstance(proxy, (TensorProxy, NumberProxy)))
         head = [f"# {self.name}, {self.stage}: {printing.quantity(len(self.bound_symbols), 'call')}"]

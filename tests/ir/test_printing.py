@@ -11,7 +11,7 @@ import torch
 import forge
 from forge import prims, torchlang
 from forge.api.functional import Direct
-from forge.executors import claim, resolve_executors
+from forge.executors import OperatorExecutor, claim, resolve_executors
 from forge.ir import BoundSymbol, NumberProxy, Symbol, TensorProxy, Trace
 from forge.ir.printing import Writer, printed_object, qualified_name, symbolic_expression
 
@@ -90,6 +90,18 @@ def test_an_object_without_a_literal_is_held_while_its_trace_lives() -> None:
     gc.collect()
     with pytest.raises(KeyError, match="of a printed trace is gone"):
         printed_object(number)
+
+
+def test_a_function_without_a_global_name_is_told_with_its_place() -> None:
+    def scale(x: Any) -> Any:
+        return x * 2
+
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(torch.tanh, scale)
+    jitted = forge.jit(lambda x: torch.tanh(x) + 1, executors=[mine, "torch"], cache=False)
+    jitted(torch.ones(2))
+    (line,) = [line for line in str(forge.last_traces(jitted)[-1]).splitlines() if "printed_object(" in line]
+    assert line.endswith(f"  # {__name__}:{scale.__qualname__}")
 
 
 def test_a_tensor_constant_is_part_of_the_printed_trace() -> None:
