@@ -326,6 +326,12 @@ def test_a_diff_follows_the_files_that_it_changes(name: str, tmp_path: Path) -> 
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
     _apply(diff, tmp_path)
+    ruff = Path(sys.executable).with_name("ruff")
+    if ruff.exists():  # a development environment: contributors lint what the guide has them write
+        shutil.copy(ROOT / "pyproject.toml", tmp_path)
+        for command in (["check", "--ignore", "I001"], ["format", "--check"]):  # forge's files are not all here
+            found = subprocess.run([ruff, *command, "--no-cache", "."], cwd=tmp_path, capture_output=True, text=True)
+            assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.slow
