@@ -5,6 +5,7 @@ Each runs as a program of one call: the kernel's, its reference's (the calls tha
 """
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +36,7 @@ from forge.support.machine import device_name, processor
 from forge.torch_internals.pytree import torch_pytree
 
 EAGER, REFERENCE, FUSER = "eager", "reference", "inductor"
+SLOWER = 1.1  # times the best candidate's time: less is noise
 HEADER = ("kernel", "arguments", "who", "time", "of eager", "bandwidth")
 SIZES = (1 << 16, 1 << 20, 1 << 22)  # elements of the first tensor, where no shapes are given
 WIDEST = 1024  # of the last dim, where the constraints do not ask for more
@@ -126,6 +128,20 @@ def bench(
     check(bool(where), lambda: _nowhere(selection, dtype, device))
     for kernel, at, each in where:
         yield from _of_kernel(kernel, device or at, each, shapes, backward, verifier)
+
+
+def slower_kernels(results: Sequence[Bench]) -> list[str]:
+    """Return a line for each kernel that another candidate is faster than, with the remedy: by default forge runs a
+    kernel wherever it can."""
+    lines = []
+    for name in dict.fromkeys(each.kernel for each in results):
+        timed = [each for each in results if each.kernel == name and name in each.seconds]
+        slower = [each for each in timed if each.seconds[name] > SLOWER * min(each.seconds.values())]
+        if slower:
+            best = Counter(min(each.seconds, key=each.seconds.__getitem__) for each in slower).most_common(1)[0][0]
+            remedy = "say in faster where it is the faster one, or give forge.jit select='measured'"
+            lines.append(f"{name} is slower than {best} in {len(slower)} of {quantity(len(timed), 'call')}: {remedy}")
+    return lines
 
 
 def _nowhere(kernels: Sequence[Kernel], dtype: torch.dtype | None, device: torch.device | None) -> str:

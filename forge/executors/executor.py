@@ -64,6 +64,8 @@ from forge.ir.proxies import UnknownValueError
 from forge.ir.state import state
 from forge.ir.structure import metadata_key
 from forge.ir.unresolved import UnresolvedSymInt, without_specialization
+from forge.patterns import Pattern
+from forge.patterns.builtin import by_name
 from forge.support.deprecation import RenamedMembers
 from forge.transforms.products import ProductSymbol
 
@@ -304,7 +306,7 @@ class OperatorExecutor(Executor):
 
     def register_implementation(
         self,
-        symbol: Symbol | Callable,
+        symbol: Symbol | Pattern | Callable | str,
         op: Symbol | Callable | None = None,
         *,
         checker: Checker | None = None,
@@ -316,7 +318,8 @@ class OperatorExecutor(Executor):
         """Register this executor's implementation of `symbol`.
 
         Args:
-            symbol: An operation of the trace, or its torch function (torch.nn.functional.gelu).
+            symbol: An operation of the trace, its torch function (torch.nn.functional.gelu), a pattern, which is then
+                matched for this executor, or the name of forge's own ("pattern:rms_norm").
             op: An operator, or a plain function called with the symbol's arguments.
             checker: Returns whether the implementation accepts these arguments: True, or False or a reason (`decline`).
                 By default it accepts all.
@@ -327,10 +330,12 @@ class OperatorExecutor(Executor):
 
         Raises:
             ValueError: If the symbol already has an implementation here.
+            KeyError: If forge has no pattern of the name.
             TypeError: If `symbol` is not a symbol and has none, `op` is not a function, or neither or both of `op` and
                 `execution_transform` are set.
         """
-        implemented = _symbol_of(symbol, self.name)
+        pattern = _pattern_of(symbol)
+        implemented = _symbol_of(symbol, self.name) if pattern is None else pattern.symbol
         check(
             implemented.id not in self.implementations,
             lambda: f"{self.name}: {implemented.id} has an implementation already",
@@ -357,6 +362,8 @@ class OperatorExecutor(Executor):
         self.implementations[implemented.id] = Implementation(
             implemented, op, checker, execution_transform, grad_transform, grad=grad, low_priority=low_priority
         )
+        if pattern is not None and pattern not in self.patterns:
+            self.patterns = [*self.patterns, pattern]
 
     def candidates(self, symbol: Symbol) -> Sequence[Implementation]:
         """Return the implementations of a symbol, in the order in which they are tried."""
@@ -568,7 +575,14 @@ def _declined_region(operation: str, *inputs: Any) -> Any:
     raise AssertionError(f"the region of {operation} was declined, and its program is lowered again")
 
 
-def _symbol_of(function: Symbol | Callable, executor: str) -> Symbol:
+def _pattern_of(operation: Any) -> Pattern | None:
+    """Return a pattern, or the shipped one that a name means; None for other operations."""
+    if isinstance(operation, str) and operation.startswith("pattern:"):
+        return by_name(operation.removeprefix("pattern:"))
+    return operation if isinstance(operation, Pattern) else None
+
+
+def _symbol_of(function: Any, executor: str) -> Symbol:
     """Return a symbol, or that of a torch function. Raises TypeError if there is none."""
     symbol = function if isinstance(function, Symbol) else torchlang.find(function) if callable(function) else None
     if symbol is None:

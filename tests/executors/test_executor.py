@@ -325,6 +325,29 @@ def test_a_kernel_among_executors_is_told_where_it_goes() -> None:
         forge.jit(F.silu, executors=[kernel])
 
 
+def test_a_pattern_is_implemented_as_it_is_or_by_its_name() -> None:
+    @forge.pattern
+    def squared(x):  # type: ignore[no-untyped-def]
+        return torch.relu(x) ** 2
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+    ran = []
+    mine = OperatorExecutor("mine")
+    mine.register_implementation(squared, lambda x: ran.append("squared") or torch.relu(x) ** 2)
+    mine.register_implementation(
+        "pattern:rms_norm",
+        lambda x, weight, eps: ran.append("norm") or torch.nn.functional.rms_norm(x, weight.shape, weight, eps),
+    )
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    program = lambda x, weight: norm(torch.relu(x) ** 2, weight)
+    torch.testing.assert_close(forge.jit(program, executors=[mine, "torch"])(x, weight), program(x, weight))
+    assert ran == ["squared", "norm"]
+    with pytest.raises(KeyError, match="no shipped pattern is called 'rms'"):
+        mine.register_implementation("pattern:rms", torch.relu)
+
+
 @pytest.mark.parametrize("given", [len, None])
 def test_what_is_registered_for_is_a_symbol(given: Any) -> None:
     with pytest.raises(TypeError, match=r"mine: register_implementation got .*, but must get a symbol"):

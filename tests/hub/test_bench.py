@@ -218,3 +218,18 @@ def test_the_fuser_is_timed_as_one_region(monkeypatch: pytest.MonkeyPatch, ran: 
     monkeypatch.delattr(inductorex, "can_fuse")
     (found,) = bench([kernel()], shapes=[[(4, 8), (8,)]])
     assert ran == [["norm", "eager", "reference", "inductor"]] and not found.reasons
+
+
+def test_a_kernel_that_is_slower_than_another_candidate_is_told_the_remedy() -> None:
+    def timed(kernel: str, **seconds: float) -> kernel_bench.Bench:
+        return kernel_bench.Bench(kernel, "op", "float32", "cpu", seconds=seconds)
+
+    results = [
+        timed("k", k=4.0, eager=5.0, inductor=1.0),
+        timed("k", k=1.0, eager=5.0),
+        timed("fast", fast=1.0, eager=1),
+    ]
+    assert kernel_bench.slower_kernels(results) == [
+        "k is slower than inductor in 1 of 2 calls: say in faster where it is the faster one, or give forge.jit "
+        "select='measured'"
+    ]

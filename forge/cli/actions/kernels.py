@@ -233,6 +233,8 @@ def bench(  # noqa: PLR0913  the command's options
         Console().print(kernel_bench.rich_table(results))
     else:
         print(kernel_bench.show(results))
+    for line in kernel_bench.slower_kernels(results):
+        print(f"forge: {line}", file=sys.stderr)
     if draw is not None:
         draw(results)
     return 1 if any(each.kernel in each.reasons for each in results) else 0
