@@ -26,6 +26,10 @@ from forge.transforms.result_strides import StandIns, Strides, asks_for_strides,
 
 CONVOLUTIONS = frozenset({torchlang.conv2d, torchlang.conv_transpose2d})
 _IN_ONEDNN = frozenset({torch.float32, torch.bfloat16, torch.float16})
+# whose sums over rows of an image read one channel of each element: loops of a CPU take three times as long
+_NORMS_OF_ROWS = frozenset(
+    {torchlang.group_norm, torchlang.torch_group_norm, torchlang.instance_norm, torchlang.torch_instance_norm}
+)
 _FEWEST_CHANNELS = 32  # the fewest for which a convolution uses tensor cores well
 
 
@@ -37,14 +41,14 @@ def channels_last(
 ) -> Trace:
     """Return the trace with its two-dimensional convolutions in torch.channels_last, if that pays: on a GPU, most of
     them have many channels, and none has groups of several channels; on a CPU, their images are larger than the weights
-    whose layout changes at each call.
+    whose layout changes at each call, and no norm sums over rows of an image.
 
     strides: torch's strides of the values of a trace, by name. in_torch: whether a call runs as torch runs it: if the
     user selected another kernel for one, or one may depend on strides, the trace is unchanged. device: the device type
     whose rule decides, by default that of all tensors.
     """
     convolutions = [bound for bound in trace.bound_symbols if bound.symbol in CONVOLUTIONS]
-    if not convolutions or not _pays(convolutions, device) or not all(map(in_torch, convolutions)):
+    if not convolutions or not _pays(trace, convolutions, device) or not all(map(in_torch, convolutions)):
         return trace
     if asks_for_strides(trace):
         return trace
@@ -52,7 +56,7 @@ def channels_last(
     return trace if restored is None else _rewrite(trace, restored)
 
 
-def _pays(convolutions: list[BoundSymbol], device: str | None) -> bool:
+def _pays(trace: Trace, convolutions: list[BoundSymbol], device: str | None) -> bool:
     calls = [bound.symbol.bind(bound.args, bound.kwargs) for bound in convolutions]
     devices = {call["input"].device.type for call in calls}
     if len(devices) > 1 or any(call["input"].ndim != 4 for call in calls):
@@ -60,7 +64,16 @@ def _pays(convolutions: list[BoundSymbol], device: str | None) -> bool:
     device = device or devices.pop()
     if device == "cuda":
         return _pays_in_cudnn(calls)
-    return device == "cpu" and _pays_in_onednn(calls, [bound.output for bound in convolutions])
+    if device != "cpu" or any(map(_sums_rows, trace.bound_symbols)):
+        return False
+    return _pays_in_onednn(calls, [bound.output for bound in convolutions])
+
+
+def _sums_rows(bound: BoundSymbol) -> bool:
+    """Return whether a call is a norm whose statistics are sums over rows of an image."""
+    if bound.symbol in (torchlang.layer_norm, torchlang.torch_layer_norm):
+        return len(bound.symbol.bind(bound.args, bound.kwargs)["normalized_shape"]) > 2
+    return bound.symbol in _NORMS_OF_ROWS
 
 
 def _pays_in_cudnn(calls: list[dict[str, Any]]) -> bool:

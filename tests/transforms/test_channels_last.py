@@ -331,3 +331,21 @@ def test_a_convolution_that_somebody_else_runs_stays() -> None:
     assert AS_ON_A_GPU(trace, in_torch=lambda bound: False) is trace
     assert isinstance(AS_ON_A_GPU(trace), Trace) and AS_ON_A_GPU(trace) is not trace
     assert channels_last(trace, strides=strides_in_torch, device="mps") is trace
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [
+        (nn.GroupNorm(4, 32), False),
+        (nn.InstanceNorm2d(32, affine=True), False),
+        (nn.LayerNorm([32, 8, 8]), False),
+        (nn.LayerNorm(8), True),
+        (nn.BatchNorm2d(32), True),
+    ],
+    ids=str,
+)
+def test_norms_of_rows_keep_images_in_rows_on_a_cpu(norm: nn.Module, expected: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), norm, nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1))
+    jitted, x = forge.jit(copy.deepcopy(model)), torch.randn(8, 3, 8, 8)
+    torch.testing.assert_close(jitted(x), model(x))
+    assert laid_out(jitted) is expected

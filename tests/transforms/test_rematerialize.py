@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,7 +7,7 @@ from torch import nn
 
 import forge
 from forge.compiler.config import Config
-from forge.executors.torchex.norm import native_batch_norm
+from forge.executors.torchex.norm import native_batch_norm, native_group_norm
 from forge.ir import BoundSymbol, Trace
 from forge.ir.pytree import tensors
 from forge.ir.symbol import Tag
@@ -85,6 +87,24 @@ def test_a_fused_batch_norm_is_computed_again_from_its_statistics(memory: str, m
     eager(x).backward()
     torch.testing.assert_close(found, [parameter.grad for parameter in eager.parameters()])
     torch.testing.assert_close(statistics, list(eager.buffers()))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_group_norm_is_computed_again_from_its_statistics(affine: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4, affine=affine), nn.SiLU()) for _ in range(LAYERS)]
+    model, x = nn.Sequential(*layers), torch.randn(3, 4, 12, 12)
+    eager, jitted = copy.deepcopy(model), forge.jit(model)
+    for call in (jitted, eager):
+        call(x).square().mean().backward()
+    for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    _, saved, _ = forge.last_traces(jitted)[-1].output
+    assert sum(tuple(proxy.shape) == (3, 2) for proxy in saved) == 2 * LAYERS  # means and deviations
+    inside = [
+        call.symbol for bound in forge.last_backward_traces(jitted)[-1].bound_symbols for call in bound.subsymbols
+    ]
+    assert native_group_norm not in inside
 
 
 def test_a_batch_norm_that_is_not_fused_stays_whole() -> None:

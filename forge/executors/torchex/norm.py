@@ -177,6 +177,31 @@ def _group_norm_grad(
 run_torchlang(torchlang.group_norm, grad_transform=_group_norm_grad)
 
 
+def _normalize_groups(
+    x: TensorProxy, mean: TensorProxy, rstd: TensorProxy, weight: Parameter, bias: Parameter
+) -> TensorProxy:
+    """Return (x - mean) * rstd * weight + bias, as Inductor computes a group norm; mean and rstd are (N, groups)."""
+    batch, groups = mean.shape
+    of_groups = (batch, groups, *[1] * (x.ndim - 1))
+    grouped = clang.reshape(x, (batch, groups, x.shape[1] // groups, *x.shape[2:]))
+    standardized = (grouped - clang.reshape(mean, of_groups)) * clang.reshape(rstd, of_groups)
+    parameters = per_channel(weight, x.ndim), per_channel(bias, x.ndim)
+    return scale_and_shift(clang.reshape(standardized, x.shape), *parameters, x.dtype)
+
+
+normalize_groups = Symbol("group_norm_normalize", "torchex.group_norm_normalize", body=_normalize_groups)
+
+
+def _normalized_groups(bound: BoundSymbol) -> TensorProxy | None:
+    """Record the first result of a group norm as a function of its statistics, unless these are rounded."""
+    x, weight, bias, *_ = bound.args
+    _, mean, rstd = bound.output
+    return normalize_groups(x, mean, rstd, weight, bias) if mean.dtype == clang.wider(x.dtype) else None
+
+
+register_parted(native_group_norm, _normalized_groups)
+
+
 # batch_norm
 
 
