@@ -49,9 +49,9 @@ def refuse_unknown(caller: str, names: Iterable[str], options: Sequence[str]) ->
     """Raise TypeError for an unknown option, with similar names, or with forge's name for torch.compile's."""
     for name in names:
         what = unknown("option", name, options)
-        for owner, known in (("torch.compile", _OF_TORCH_COMPILE), ("forge.jit", _OF_JIT)):
-            if name in known:
-                what = f"{name!r} is an option of {owner}; {known[name]}"
+        for owner, remedies in (("torch.compile", _OF_TORCH_COMPILE), ("forge.jit", _OF_JIT)):
+            if name in remedies:
+                what = f"{name!r} is an option of {owner}; {remedies[name]}"
         require(name in options, lambda what=what: f"{caller}: {what}", TypeError)
 
 

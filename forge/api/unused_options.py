@@ -79,10 +79,11 @@ def idle_inner_options(target: Any, options: Mapping[str, Any], defaults: Mappin
         is_jitted = hasattr(type(each), "_forge_compiled") or "_forge_handle" in getattr(each, "__dict__", ())
         again = handle_of(each).again if is_jitted else None
         inner = {} if again is None else again.keywords
-        lost = [each for each, value in inner.items() if value not in (defaults[each], options[each])]
-        if lost:
-            named, inner_jit = " and ".join(f"{each}=" for each in lost), f"inner forge.jit{name and f' of {name!r}'}"
-            idle[name] = f"{named} of the {inner_jit} has no effect: give it to the outer one"
+        idle_names = [each for each, value in inner.items() if value not in (defaults[each], options[each])]
+        if idle_names:
+            text = " and ".join(f"{each}=" for each in idle_names)
+            where = f" of {name!r}" if name else ""
+            idle[name] = f"{text} of the inner forge.jit{where} has no effect: give it to the outer one"
     return idle
 
 
