@@ -1,6 +1,7 @@
 """Comparison of a kernel with its reference: the kernel runs as in a program, the reference in eager. This module runs
 the kernel, so it belongs in a separate process where possible."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -42,10 +43,12 @@ def verify(kernel: Kernel, question: Question, report: Report) -> Answer:
     before, verifying.active = verifying.active, True
     try:
         with (
+            warnings.catch_warnings(),
             disable_current_modes(),
             torch.inference_mode(False),
             torch.random.fork_rng(devices=_cuda_devices(question.device)),
         ):
+            warnings.simplefilter("ignore")  # a warning is of a sample, not of the program
             torch.manual_seed(0)
             reason = comparison.run(_cases(kernel, question))
             if reason is not None and question.call is None:

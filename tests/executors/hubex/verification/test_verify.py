@@ -349,6 +349,20 @@ def test_two_results_in_the_same_memory_are_found() -> None:
         assert is_used or "results 0 and 1 lie in the same memory" in row.declined[0][1]
 
 
+def test_torch_warns_of_no_sample() -> None:
+    library = torch.library.Library("verify_tests_plain", "FRAGMENT")
+    library.define("gelu(Tensor x) -> Tensor")
+    library.impl("gelu", lambda x: F.gelu(x.detach()), "CPU")
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.verify_tests_plain.gelu(x)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*This may lead to silently incorrect behavior")
+        explained = run(gelu, torch.randn(4, requires_grad=True), by=in_python(plain, grad="autograd"))
+    assert "the gradient of input: values differ" in str(explained)
+
+
 def test_a_backward_that_spoils_its_own_graph_is_found() -> None:
     class Gelu(torch.autograd.Function):
         @staticmethod
