@@ -76,8 +76,8 @@ def _check_returned(returned: Any, outputs: Any, names: list[str]) -> None:
     compared later, but what is saved has its declared metadata alone to agree with."""
     if isinstance(outputs, (tuple, list)):
         if not isinstance(returned, (tuple, list)) or len(returned) != len(names):
-            wanted = f"{len(names)}: {', '.join(names)}"
-            raise KernelFailure(f"{_function(names)} returns {_in_words(returned)}, but must return {wanted}")
+            values = f"{len(names)}: {', '.join(names)}"
+            raise KernelFailure(f"{_function(names)} returns {_in_words(returned)}, but must return {values}")
         for name, value, output in zip(names, returned, outputs, strict=True):
             if name.startswith(_SAVED):
                 _check_saved(name, value, output)

@@ -174,10 +174,10 @@ def _long_calls(kernel: Kernel, symbolic: SymbolicCall, position: int) -> Iterat
             continue
         call = symbolic.at({position: size})
         allowed = (each for each in (call, with_lengths(call, wide)) if not constraints.violations(each))
-        found = next((each for each in allowed if _largest(kernel, each) <= LARGE), None)
-        if found is not None:
+        fitting_call = next((each for each in allowed if _largest(kernel, each) <= LARGE), None)
+        if fitting_call is not None:
             last = size
-            yield found
+            yield fitting_call
 
 
 def _largest(kernel: Kernel, call: Call) -> int:

@@ -14,6 +14,7 @@ import torch
 from forge.executors.hubex.kernels import Kernel
 from forge.ir.strides import extent
 from forge.torch_internals.pytree import tensor_leaves
+from forge.torch_internals.tensors import version_of
 
 REMEMBERED = 4  # the number of calls whose results are kept, to detect memory that is returned twice
 
@@ -110,9 +111,9 @@ def _bytes_of(tensor: torch.Tensor, memory: torch.Tensor, first: int) -> torch.T
 def _share_counter(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.is_inference() or other.is_inference():
         return True  # without a counter, autograd does not take it
-    before = other._version
+    before = version_of(other)
     torch.autograd.graph.increment_version(one)
-    return other._version != before
+    return version_of(other) != before
 
 
 _TINY = sys.float_info.min
