@@ -108,7 +108,7 @@ class Pattern:
         reference's code if cloudpickle is there: the script of another process is another one."""
         module = self.reference.__module__
         names = [name for name in (self.reference.__qualname__, self.name) if "<locals>" not in name]
-        place = next((f"{module}:{name}" for name in names if _found(module, name) is self), None)
+        place = next((f"{module}:{name}" for name in names if object_at(module, name) is self), None)
         if place is None:
             return Pattern, (self.reference, self.name)
         if module == "__main__" and find_spec("cloudpickle") is not None:
@@ -195,7 +195,7 @@ class Pattern:
         return f"<pattern {self.name}({', '.join(self.parameters)})>"
 
 
-def _found(module: str, name: str) -> Any:
+def object_at(module: str, name: str) -> Any:
     """Return the object of a qualified name in a module that is imported; None if there is none."""
     try:
         return attrgetter(name)(sys.modules.get(module))

@@ -294,7 +294,7 @@ class Graph:
         self._recorded: list[_Recording] = []
         self._is_alone = False  # in its memory
         self._lock = threading.Lock()
-        self._parameters = _Parameters()
+        self._first_parameters = _Parameters()
         self._layers: BoundedDict[int, tuple[Graph, StorageWeakRef]] = BoundedDict(
             _MOST_LAYERS
         )  # by `_layer`'s address
@@ -305,7 +305,7 @@ class Graph:
 
     def __call__(self, boxed: list[Any]) -> Sequence[Any]:
         """Return the function's results, replayed or computed."""
-        parameter = self._parameters.other(boxed)
+        parameter = self._first_parameters.other(boxed)
         return self._call(boxed) if parameter is None else self._layer(parameter)._call(boxed)
 
     def _layer(self, parameter: torch.nn.Parameter) -> "Graph":

@@ -4,9 +4,11 @@ There is no wrapper function around the kernel: when a call is claimed, the adap
 needs (the allocation of an output that it writes to, a layout fix-up), then the kernel's call with its own arguments.
 """
 
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from forge.hub.policy import Policy
 from forge.ir import BoundSymbol, Symbol, Tag, TensorProxy, check, current_trace, get_grad, needs_grad, put_grad
 from forge.ir.pytree import tensors, tree_map
 from forge.patterns import Pattern
+from forge.patterns.reference import object_at
 from forge.torchlang.opaque import record_with_graph, run_opaque_backward, run_opaque_forward
 
 Verdict = Callable[["Kernel", tuple, dict], Decision]
@@ -97,6 +100,16 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<kernel {self.name} of {self.target.symbol.id}>"
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        """Return what pickle makes a kernel from: its name in a module where a decorator put it, or its declaration.
+        Raises TypeError for one of a repository."""
+        if self.declared is None:
+            raise TypeError(f"cannot pickle {self!r}: give forge.jit its repository in place of it")
+        op, fn, options = self.declared
+        if object_at(fn.__module__, fn.__qualname__) is self:
+            return pkgutil.resolve_name, (f"{fn.__module__}:{fn.__qualname__}",)
+        return import_module("forge.executors.hubex.declaration").declare_again, (op, fn, options)
 
     def unusable(self) -> str | None:
         """Return the extension's reason why this machine cannot use the kernel; None if it can."""

@@ -1,5 +1,6 @@
 """Kernels declared in Python, and backward kernels that read what their forward saved."""
 
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,23 @@ def test_a_decorator_makes_a_kernel_that_is_called_as_the_function() -> None:
     taken, left = (row for row in forge.explain(jitted).rows if row.operation.endswith("silu"))
     assert taken.executor == "silu" != left.executor
     assert taken.declined == () and left.declined == (("silu", "dtype float64 not in T (float32)"),)
+
+
+@forge.kernel(F.relu6, dtypes=[torch.float32], shape={"input": "[...]"})
+def doubled(input: torch.Tensor) -> torch.Tensor:
+    return F.relu6(input) * 2
+
+
+def test_a_kernel_pickles_by_its_name_or_its_declaration() -> None:
+    assert pickle.loads(pickle.dumps(doubled)) is doubled
+    declared = forge.kernel("pattern:rms_norm", rms, **SHAPES)
+    copied = pickle.loads(pickle.dumps(declared))
+    x, weight = torch.randn(2, 8), torch.randn(8)
+    for each in (declared, copied):
+        jitted = forge.jit(norm, kernels=[each])
+        torch.testing.assert_close(jitted(x, weight), norm(x, weight))
+        assert operations(forge.explain(jitted), "rms")
+    assert copied.declared == declared.declared
 
 
 def test_a_kernel_of_a_shipped_pattern_with_its_own_backward() -> None:
