@@ -72,7 +72,8 @@ FUSED: dict[str, Program] = {
         lambda q, k, v, mask: (q @ k.mT).masked_fill(mask == 0, -math.inf).softmax(-1) @ v, masks=((1, 1, L, S, "b"),)
     ),
     "hidden scores second": Program(
-        lambda q, k, v, mask: torch.where(mask == 0, -math.inf, q * 0.25 @ k.mT).softmax(-1) @ v, masks=((B, 1, L, S, "b"),)
+        lambda q, k, v, mask: torch.where(mask == 0, -math.inf, q * 0.25 @ k.mT).softmax(-1) @ v,
+        masks=((B, 1, L, S, "b"),),
     ),
     "shown scores and a bias": Program(
         lambda q, k, v, mask, bias: (torch.where(mask, q @ k.mT * 0.2, torch.tensor(-math.inf)) + bias).softmax(-1) @ v,
