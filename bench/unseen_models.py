@@ -4,6 +4,7 @@ They show how far the zoo's figures apply to other models. Sizes are as in bench
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,22 +120,15 @@ def segformer(real: bool) -> tuple[nn.Module, Arguments]:
     return model, {"pixel_values": torch.randn(batch, 3, side, side), "labels": labels}
 
 
-@_model("Wav2Vec2-base")
-def wav2vec2(real: bool) -> tuple[nn.Module, Arguments]:
+def speech(real: bool, kind: str) -> tuple[nn.Module, Arguments]:
     small = {**_SMALL_VIT, "num_hidden_layers": 2}
-    config = config_of("Wav2Vec2", **({} if real else small), layerdrop=0.0, mask_time_prob=0.0, vocab_size=32)
+    config = config_of(kind, **({} if real else small), layerdrop=0.0, mask_time_prob=0.0, vocab_size=32)
     batch, samples = (8, 160_000) if real else (2, 16_000)
-    model = transformers.Wav2Vec2ForSequenceClassification(config)
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config)
     return model, {"input_values": torch.randn(batch, samples), "labels": torch.zeros(batch, dtype=torch.long)}
 
 
-@_model("WavLM-base")
-def wavlm(real: bool) -> tuple[nn.Module, Arguments]:
-    small = {**_SMALL_VIT, "num_hidden_layers": 2}
-    config = config_of("WavLM", **({} if real else small), layerdrop=0.0, mask_time_prob=0.0, vocab_size=32)
-    batch, samples = (8, 160_000) if real else (2, 16_000)
-    model = transformers.WavLMForSequenceClassification(config)
-    return model, {"input_values": torch.randn(batch, samples), "labels": torch.zeros(batch, dtype=torch.long)}
+MODELS |= {f"{kind}-base": partial(speech, kind=kind) for kind in ("Wav2Vec2", "WavLM")}
 
 
 @_model("DETR-R50")

@@ -27,6 +27,11 @@ class Meta:
     device: torch.device
     strides: tuple[int, ...] | None = None
 
+    def map(self, function: Callable[[Any], Any]) -> "Meta":
+        """Return the metadata with every size and stride replaced."""
+        strides = None if self.strides is None else tuple(map(function, self.strides))
+        return Meta(tuple(map(function, self.shape)), self.dtype, self.device, strides)
+
 
 @dataclass(frozen=True)
 class Call:

@@ -1,6 +1,6 @@
 """The prims of memory: writes, and values that cross between tensors and Python."""
 
-from forge.ir import Dim, NumberProxy, Proxy, Tag, TensorProxy, current_trace, get_grad, put_grad, register_grad
+from forge.ir import Dim, NumberProxy, Proxy, Tag, TensorProxy, current_trace
 from forge.prims.core import like, primitive, register_vjp
 
 
@@ -76,21 +76,18 @@ def as_strided_backward(
 register_vjp(as_strided, x=lambda g, x, size, *how: as_strided_backward(g, x.shape, *how), origin=None)
 
 
-@register_grad(as_strided_backward)
-def _as_strided_backward_grad(
-    g: TensorProxy,
-    shape: tuple[Dim, ...],
-    stride: tuple[Dim, ...],
-    offset: Dim,
-    strides: tuple[Dim, ...],
-    origin: Origin = None,
-) -> TensorProxy:
-    how = (stride, offset, strides, origin)
-    out = as_strided_backward(g, shape, *how)
-    put_grad(origin, None)
-    mean = as_strided_backward(get_grad(out), shape, strides, 0, strides)  # over elements that share memory
-    put_grad(g, as_strided(mean, g.shape, *how))
-    return out
+register_vjp(
+    as_strided_backward,
+    g=lambda grad, g, shape, stride, offset, strides, origin: as_strided(
+        as_strided_backward(grad, shape, strides, 0, strides),  # the mean over elements that share memory
+        g.shape,
+        stride,
+        offset,
+        strides,
+        origin,
+    ),
+    origin=None,
+)
 
 
 @primitive(tags=[Tag.SYNCHRONIZING])

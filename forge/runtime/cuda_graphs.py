@@ -295,9 +295,8 @@ class Graph:
         self._is_alone = False  # in its memory
         self._lock = threading.Lock()
         self._first_parameters = _Parameters()
-        self._layers: BoundedDict[int, tuple[Graph, StorageWeakRef]] = BoundedDict(
-            _MOST_LAYERS
-        )  # by `_layer`'s address
+        # of other parameters, by the address of the first, with its memory
+        self._layers: BoundedDict[int, tuple[Graph, StorageWeakRef]] = BoundedDict(_MOST_LAYERS)
         self._like = partial(
             Graph, name, function, pool, returned, checked, writes, last, transient,
             is_requested=is_requested, has_symbolic_sizes=has_symbolic_sizes,

@@ -23,6 +23,7 @@ from forge.torch_internals.patch import patch
 
 _ISSUE = "https://github.com/pytorch/pytorch/issues/112087"
 _WHY = "requires_grad_() on an intermediate tensor breaks the graph, and with it the frames around"
+_HAS_CLASSES = hasattr(builtin, "SetAttrBuiltinVariable")  # of each builtin function
 _BREAKS = "_forge_breaks_at_leaves"
 _LEAVES = "_forge_leaves"
 
@@ -50,33 +51,17 @@ def _requires_grad_(self: Any, tx: Any, requires_grad: Any = True) -> Any:
 
 @patch(
     getattr(builtin, "SetAttrBuiltinVariable", BuiltinVariable),
-    "_call_setattr",
+    "_call_setattr" if _HAS_CLASSES else "call_setattr",
     why=_WHY,
     issue=_ISSUE,
     upstream="torch/_dynamo/variables/builtin.py:3351@2.13.0, SetAttrBuiltinVariable._call_setattr",
-    since=(2, 13),
+    not_probed=None if _HAS_CLASSES else "torch 2.11 caches handlers of builtins; test_leaves.py has a program",
 )
 def _setattr(self: Any, tx: Any, obj: Any, name: Any, value: Any) -> Any:
-    if _asks_for_gradients(obj, name):
+    if obj.is_tensor() and name.is_python_constant() and name.as_python_constant() == "requires_grad":
         obj.method_requires_grad_(tx, value)
         return ConstantVariable.create(None)
     return _setattr.original(self, tx, obj, name, value)
-
-
-@patch(
-    BuiltinVariable,
-    "call_setattr",
-    why=_WHY,
-    issue=_ISSUE,
-    upstream="torch/_dynamo/variables/builtin.py:2767@2.11.0, BuiltinVariable.call_setattr",
-    before=(2, 13),
-    not_probed="tests/capture/test_leaves.py has a program, for torch before 2.13",
-)
-def _setattr_of_a_builtin(self: Any, tx: Any, obj: Any, name: Any, value: Any) -> Any:
-    if _asks_for_gradients(obj, name):
-        obj.method_requires_grad_(tx, value)
-        return ConstantVariable.create(None)
-    return _setattr_of_a_builtin.original(self, tx, obj, name, value)
 
 
 def _leaves_of(output: Any) -> list[torch.Tensor]:
@@ -99,10 +84,6 @@ def _compile_and_call(
         setattr(tx.speculation_log, _BREAKS, True)
         raise exc.RestartAnalysis(restart_reason="a result requires gradients through an intermediate tensor alone")
     return original(tx, results, *args)
-
-
-def _asks_for_gradients(obj: Any, name: Any) -> bool:
-    return bool(obj.is_tensor() and name.is_python_constant() and name.as_python_constant() == "requires_grad")
 
 
 def _leaks(example: Any, leaves: list[torch.Tensor]) -> bool:

@@ -15,7 +15,7 @@ Source: torch/_inductor/fx_passes/fuse_attention.py, which has a pattern for eac
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -92,9 +92,39 @@ class _Attention(NamedTuple):
 
     @property
     def has_gradients(self) -> bool:
-        """Whether kernels compute the right gradients of all rows. They save the logarithm of a row's sum, of which
+        """True if kernels compute the right gradients of all rows. They save the logarithm of a row's sum, of which
         nothing is left if a large number is added to the whole row; and no gradient flows to scores that are filled."""
         return all(mask.tensor.dtype == torch.bool and mask.value == -math.inf for mask in self.scores.masks)
+
+    def arguments(self, values: Mapping[str, TensorProxy]) -> dict[str, Any] | None:
+        """Record the arguments of the call of attention, and return them; None if torch's function does not take them.
+
+        values: Values to read in place of others, by name.
+        """
+        scores, product = self.scores, self.scores.product
+        left, right, value = (values.get(x.name, x) for x in (product.left, product.right, self.product.right))
+        if not left.dtype == right.dtype == value.dtype:
+            return None
+        masks = []
+        for mask in scores.masks:
+            tensor = _with_heads(values.get(mask.tensor.name, mask.tensor), mask.scores, scores.shape)
+            if tensor is None or tensor.dtype not in (torch.bool, left.dtype):
+                return None
+            masks.append(tensor)
+        order = product.right_order or tuple(range(right.ndim))
+        query, key = (
+            _permuted(left, product.left_order),
+            _permuted(right, (*order[:-_MATRIX], order[-1], order[-_MATRIX])),
+        )
+        width = query.shape[-1]
+        is_default = isinstance(width, int) and math.isclose(scores.scale, width**-0.5, rel_tol=1e-12)
+        return _arguments(
+            _batch_and_heads(scores.shape[:-_MATRIX]),
+            (query, key, _permuted(value, self.product.right_order)),
+            attn_mask=_joined(masks, scores.masks, left.dtype),
+            is_causal=False,
+            scale=None if is_default else scores.scale,
+        )
 
     def result(self, result: TensorProxy) -> TensorProxy:
         """Return the result of a kernel in the dims of the model's."""
@@ -120,6 +150,17 @@ class _Call(NamedTuple):
     def operands(self) -> tuple[list[TensorProxy], ...]:
         """The queries, keys, values, and masks."""
         return [self.query], [self.key], [self.value], [] if self.mask is None else [self.mask]
+
+    def arguments(self, values: Mapping[str, TensorProxy]) -> dict[str, Any] | None:
+        """As of attention that is written out."""
+        mask, shape = self.mask, (*self.query.shape[:-1], self.key.shape[-_MATRIX])
+        if mask is not None:
+            mask = _with_heads(values.get(mask.name, mask), shape, shape)
+            if mask is None:
+                return None
+        tensors = (values.get(each.name, each) for each in (self.query, self.key, self.value))
+        others = {"attn_mask": mask, "is_causal": self.is_causal, "scale": self.scale}
+        return _arguments(_batch_and_heads(shape[:-_MATRIX]), tensors, **others)
 
     def result(self, result: TensorProxy) -> TensorProxy:
         """Return the result of a kernel in the dims of the call's."""
@@ -148,7 +189,7 @@ def fuse_attention(
         if attention is None:
             continue
         with recording(trace.derive("arguments"), clang.language):
-            arguments = _arguments(attention, {})
+            arguments = attention.arguments({})
         flows = _flows(attention, active, bound)
         if any(flows) and not attention.has_gradients:
             continue
@@ -184,7 +225,7 @@ def _rewrite(trace: Trace, sites: dict[str, _Attention | _Call], restored: dict[
 
 
 def _attend(attention: _Attention | _Call, values: Mapping[str, TensorProxy]) -> TensorProxy:
-    arguments = _arguments(attention, values)
+    arguments = attention.arguments(values)
     assert arguments is not None, "they were recorded before"
     return attention.result(ATTENTION(**arguments))
 
@@ -387,58 +428,10 @@ def _call_of_other_rank(call: BoundSymbol, in_torch: Callable[[BoundSymbol], boo
 # the call
 
 
-def _arguments(attention: _Attention | _Call, values: Mapping[str, TensorProxy]) -> dict[str, Any] | None:
-    """Record the arguments of the call of attention, and return them; None if torch's function does not take them.
-
-    values: Values to read in place of others, by name.
-    """
-    if isinstance(attention, _Call):
-        return _arguments_of_four_dims(attention, values)
-    scores, product = attention.scores, attention.scores.product
-    left, right, value = (values.get(x.name, x) for x in (product.left, product.right, attention.product.right))
-    if not left.dtype == right.dtype == value.dtype:
-        return None
-    masks = []
-    for mask in scores.masks:
-        tensor = _with_heads(values.get(mask.tensor.name, mask.tensor), mask.scores, scores.shape)
-        if tensor is None or tensor.dtype not in (torch.bool, left.dtype):
-            return None
-        masks.append(tensor)
-    order = product.right_order or tuple(range(right.ndim))
-    key = _permuted(right, (*order[:-_MATRIX], order[-1], order[-_MATRIX]))
-    batch_and_heads = _batch_and_heads(scores.shape[:-_MATRIX])
-    query, key, value = (
-        clang.reshape(x, (*batch_and_heads, *x.shape[-_MATRIX:]))
-        for x in (_permuted(left, product.left_order), key, _permuted(value, attention.product.right_order))
-    )
-    width = query.shape[-1]
-    is_default = isinstance(width, int) and math.isclose(scores.scale, width**-0.5, rel_tol=1e-12)
-    return {
-        "query": query,
-        "key": key,
-        "value": value,
-        "attn_mask": _joined(masks, scores.masks, left.dtype),
-        "dropout_p": 0.0,
-        "is_causal": False,
-        "scale": None if is_default else scores.scale,
-        "enable_gqa": False,
-    }
-
-
-def _arguments_of_four_dims(call: _Call, values: Mapping[str, TensorProxy]) -> dict[str, Any] | None:
-    """As `_arguments`, for a call."""
-    query, key, value = (
-        clang.reshape(x, (*_batch_and_heads(x.shape[:-_MATRIX]), *x.shape[-_MATRIX:]))
-        for x in (values.get(each.name, each) for each in (call.query, call.key, call.value))
-    )
-    mask = call.mask
-    if mask is not None:
-        shape = (*call.query.shape[:-1], call.key.shape[-_MATRIX])
-        mask = _with_heads(values.get(mask.name, mask), shape, shape)
-        if mask is None:
-            return None
-    arguments = {"query": query, "key": key, "value": value, "attn_mask": mask, "dropout_p": 0.0}
-    return {**arguments, "is_causal": call.is_causal, "scale": call.scale, "enable_gqa": False}
+def _arguments(heads: Shape, tensors: Iterable[TensorProxy], **others: Any) -> dict[str, Any]:
+    """Return the arguments of a call. heads: the batch and the heads of the query, key and value, `tensors`."""
+    rows = (clang.reshape(x, (*heads, *x.shape[-_MATRIX:])) for x in tensors)
+    return {**dict(zip(("query", "key", "value"), rows, strict=True)), "dropout_p": 0.0, "enable_gqa": False, **others}
 
 
 def _batch_and_heads(dims: Shape) -> Shape:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from forge import torchlang
-from forge.ir import BoundSymbol, TensorProxy, Trace
+from forge.ir import BoundSymbol, Symbol, TensorProxy, Trace
 from forge.ir.bounded import BoundedDict
 from forge.ir.proxies import hint_of
 from forge.support.timing import time_candidates
@@ -34,35 +34,34 @@ _MOST_GROUPS = 64  # each of which takes several launches
 _GAIN = 2.0  # the ratio of times from which the groups are apart, far beyond what measurements vary
 _apart: BoundedDict[Any, bool] = BoundedDict(256)
 
-IsSlow = Callable[[BoundSymbol, bool], bool]
+Decision = Callable[[Symbol, dict[str, Any], bool], bool]
 
 
-def is_slow_in_cudnn(call: BoundSymbol, flows: bool) -> bool:
+def is_slow_in_cudnn(function: Symbol, arguments: dict[str, Any], flows: bool) -> bool:
     """Return whether a grouped convolution takes more than twice the time of one convolution of each group.
 
     flows: whether its gradients are computed.
     """
-    arguments = call.symbol.bind(call.args, call.kwargs)
     x, weight, groups = arguments["input"], arguments["weight"], arguments["groups"]
     terms = math.prod(map(hint_of, weight.shape[1:]))
     if x.device.type != "cuda" or x.dtype not in _HALF or groups > _MOST_GROUPS or terms < _FEWEST_TERMS:
         return False
     leaves = {name: _hints(value) if isinstance(value, TensorProxy) else value for name, value in arguments.items()}
-    key = (call.symbol.id, x.dtype, x.device, flows, *map(str, leaves.values()))
+    key = (function.id, x.dtype, x.device, flows, *map(str, leaves.values()))
     if key not in _apart:
-        _apart[key] = _measure(_FUNCTIONS[call.symbol], leaves, x, flows)
+        _apart[key] = _measure(_FUNCTIONS[function], leaves, x, flows)
     return _apart[key]
 
 
 def split_groups(
-    trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True, is_slow: IsSlow = is_slow_in_cudnn
+    trace: Trace, in_torch: Callable[[BoundSymbol], bool] = lambda bound: True, is_slow: Decision = is_slow_in_cudnn
 ) -> Trace:
     """Return the trace with the groups of slow convolutions apart.
 
     Args:
         trace: A program of torch's functions.
         in_torch: Returns whether a call runs as torch runs it.
-        is_slow: Decides for a call, and whether gradients flow through it.
+        is_slow: Decides for a convolution, its arguments by name, and whether gradients flow through it.
     """
     if _FUNCTIONS.keys().isdisjoint(bound.symbol for bound in trace.bound_symbols):
         return trace
@@ -76,7 +75,7 @@ def split_groups(
         if groups == 1 or not is_batched or arguments["weight"].shape[1] == 1:
             return None
         flows = is_differentiated(call) and not active.isdisjoint(call.inputs)
-        return _by_group(call.symbol, arguments) if is_slow(call, flows) else None
+        return _by_group(call.symbol, arguments) if is_slow(call.symbol, arguments, flows) else None
 
     return rewrite(trace, "split_groups", rule)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 import forge
 from forge.compiler import passes
-from forge.ir import BoundSymbol
+from forge.ir import Symbol
 from forge.transforms import split_groups
 from forge.transforms.split_groups import is_slow_in_cudnn
 
@@ -20,7 +21,7 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return whether gradients flow through each call that was judged; all are slow."""
     flows: list[bool] = []
 
-    def is_slow(call: BoundSymbol, flow: bool) -> bool:
+    def is_slow(function: Symbol, arguments: dict[str, Any], flow: bool) -> bool:
         flows.append(flow)
         return True
 
@@ -89,4 +90,5 @@ def test_none_is_slow_on_a_cpu(dtype: torch.dtype) -> None:
     layer = nn.Conv1d(768, 768, 128, groups=16, dtype=dtype)
     trace = forge.trace(layer, torch.randn(1, 768, 200, dtype=dtype))
     assert split_groups(trace) is trace
-    assert not any(is_slow_in_cudnn(call, False) for call in trace.bound_symbols if call.symbol.name == "conv1d")
+    calls = [call for call in trace.bound_symbols if call.symbol.name == "conv1d"]
+    assert not any(is_slow_in_cudnn(each.symbol, each.symbol.bind(each.args, each.kwargs), False) for each in calls)

@@ -47,8 +47,3 @@ def _declare(op: str | Callable | Pattern, fn: Callable, mark: Mark, options: di
     resolver, pattern = operators_for(op)
     entry = entry_of(op if pattern is None else f"pattern:{pattern.name}", fn, resolver=resolver, mark=mark, **options)
     return replace(from_entry(entry, pattern), declared=(op, fn, options))
-
-
-def declare_again(op: str | Callable | Pattern, fn: Callable, options: dict[str, Any]) -> Kernel:
-    """Declare a kernel that was pickled by its declaration."""
-    return kernel(op, fn, **options)

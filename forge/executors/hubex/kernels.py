@@ -7,7 +7,7 @@ needs (the allocation of an output that it writes to, a layout fix-up), then the
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,8 @@ class Kernel:
         op, fn, options = self.declared
         if object_at(fn.__module__, fn.__qualname__) is self:
             return pkgutil.resolve_name, (f"{fn.__module__}:{fn.__qualname__}",)
-        return import_module("forge.executors.hubex.declaration").declare_again, (op, fn, options)
+        declare = import_module("forge.executors.hubex.declaration").kernel  # which imports this module
+        return partial(declare, op, fn, **options), ()
 
     def unusable(self) -> str | None:
         """Return the extension's reason why this machine cannot use the kernel; None if it can."""

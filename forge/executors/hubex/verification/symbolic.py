@@ -36,14 +36,7 @@ class SymbolicCall:
         """Return the call with sizes for symbols, by position; the others have their least size."""
         values = {_symbol(i): sizes.get(i, least) for i, (least, _) in enumerate(self.ranges)}
         number = lambda value: int(value.xreplace(values)) if isinstance(value, sympy.Basic) else value
-
-        def evaluate(leaf: Any) -> Any:
-            if not isinstance(leaf, Meta):
-                return number(leaf)
-            strides = None if leaf.strides is None else tuple(map(number, leaf.strides))
-            return Meta(tuple(map(number, leaf.shape)), leaf.dtype, leaf.device, strides)
-
-        return self.call.map(evaluate)
+        return self.call.map(lambda leaf: leaf.map(number) if isinstance(leaf, Meta) else number(leaf))
 
 
 def symbolic_call(args: tuple, kwargs: dict) -> SymbolicCall | None:
